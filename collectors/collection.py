@@ -63,14 +63,15 @@ def trace_tensor(
     tensor, graph = _graph_tensor(name, tensor)
     if not tensor.shape.is_fully_defined():
         raise ValueError(
-            f"`tensor` must have a fixed shape. Received: shape {tensor.shape} for {name!r}; reduce it "
-            "or call set_shape."
+            f"`tensor` must have a fixed shape. Received: shape {tensor.shape} for {name!r}; "
+            "reduce it or call set_shape."
         )
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
         raise ValueError(f"`tensor` must be numeric. Received: {tensor.dtype.name} for {name!r}.")
     if axes and len(axes) != len(tensor.shape):
         raise ValueError(
-            f"`axes` must name each dimension of {tensor.shape}. Received: {len(axes)} for {name!r}."
+            f"`axes` must name each dimension of {tensor.shape}. "
+            f"Received: {len(axes)} for {name!r}."
         )
     entry = {
         "tensor": tensor.name,

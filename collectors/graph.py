@@ -1,4 +1,4 @@
-"""Reading a tf.compat.v1 graph: what a run evaluates, where gradients are applied, which step it is."""
+"""Reading a tf.compat.v1 graph: what a run evaluates, where gradients go, which step it is."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -126,7 +126,7 @@ def _applied_gradient(op: Any) -> Any:
 
 
 def _scattered_gradient(op: Any) -> Any:
-    """GradientDescentOptimizer's sparse form: scatter_add(-grad * rate), scatter_sub(grad * rate)."""
+    """Sparse gradient descent: scatter_add(-grad * rate) or scatter_sub(grad * rate)."""
     updates = op.inputs[2].op
     if updates.type != "Mul" or updates.inputs[1].shape.rank != 0:
         return None
@@ -248,7 +248,7 @@ def fetched_elements(graph: Any, fetches: Any) -> tuple[Any, ...]:
 
 
 def structure_key(fetches: Any, leaves: list[Any]) -> Any:
-    """A key for a fetches structure; `leaves` collects what must stay alive for it to stay valid."""
+    """A key for a fetches structure, valid while what goes into `leaves` is alive."""
     if isinstance(fetches, (list, tuple)):
         return tuple([structure_key(f, leaves) for f in fetches])
     if isinstance(fetches, dict):

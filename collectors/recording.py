@@ -141,9 +141,10 @@ class Recording:
             self._declare(stream)
         self._declare(
             Stream(
-                OVERHEAD, unit="share", description="Share of training time spent on recording since
-                the last record: on the "
-                "training thread, and in recorded steps beyond the mean of the others.",
+                OVERHEAD,
+                unit="share",
+                description="Share of training time spent on recording since the last record: "
+                "on the training thread, and in recorded steps beyond the mean of the others.",
             )
         )
 
@@ -160,7 +161,7 @@ class Recording:
         )
 
     def due(self, step: int) -> list[Probe]:
-        """The probes to record at the step that is about to run; few or none if the budget is spent."""
+        """The probes to record at the step about to run; none while the budget is spent."""
         now_s = time.monotonic()
         due = []
         for probe in self.probes:
@@ -239,7 +240,7 @@ class Recording:
             self.writer.record(name, value, step=report.step, wall_time_s=report.wall_time_s)
 
     def failed(self, probe: Probe | None, error: BaseException) -> None:
-        """Count a failure, warn at the first of each probe, switch off a probe that keeps failing."""
+        """Count a failure; warn at the first; switch off a probe that keeps failing."""
         self.failures += 1
         key = id(probe)
         count = self._failed[key] = self._failed.get(key, 0) + 1

@@ -37,9 +37,8 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
     """Records a training session into a trace.
 
     Give it to ``MonitoredTrainingSession`` or any other session that takes hooks. Gradients are
-    found
-    from the graph's apply ops, weights from its trainable variables; whatever ``trace_tensor`` named is
-    recorded too. Runs that do not run the train op are left alone.
+    found from the graph's apply ops, weights from its trainable variables; whatever
+    ``trace_tensor`` named is recorded too. Runs that do not run the train op are left alone.
 
     Steps are values of the global step after the update. Without a global step that training
     raises, the hook counts this process's training runs.
@@ -111,9 +110,9 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
             graph,
             self._probes,
             self._scalars,
-            self._every_n_steps,
-            self._feature_groups,
-            f"{self._run_dir.resolve()}:{self._process}",
+            every_n_steps=self._every_n_steps,
+            feature_groups=self._feature_groups,
+            identity=f"{self._run_dir.resolve()}:{self._process}",
         )
         self._writer = TraceWriter(
             self._run_dir,

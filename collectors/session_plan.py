@@ -84,6 +84,7 @@ class SessionPlan:
         graph: Any,
         probes: Sequence[Probe],
         scalars: Scalars,
+        *,
         every_n_steps: int,
         feature_groups: Mapping[str, Any] | None,
         identity: str,

@@ -73,8 +73,8 @@ class AUC(Probe):
         """The three streams; each says how it forgets."""
         yield Stream(
             "auc/decayed",
-            description=f"Training AUC; a sample's weight halves every {self.half_life}
-            {self.unit}.",
+            description="Training AUC; the weight of a sample halves every "
+            f"{self.half_life} {self.unit}.",
         )
         yield Stream(
             "auc/windowed",

@@ -112,8 +112,8 @@ class Gradients(Probe):
         if self.wants_before(variable):
             yield Stream(
                 f"gradients/{variable.name}/update_ratio",
-                dtype=variable.dtype, description="Norm of w_after - w_before over norm of w_before,
-                over one step; holds "
-                "the updates of every worker between the two readings.",
+                dtype=variable.dtype,
+                description="Norm of w_after - w_before over norm of w_before, over one step; "
+                "holds the updates of every worker between the two readings.",
                 reduction="ratio of L2 norms over all elements",
             )

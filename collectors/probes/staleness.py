@@ -30,9 +30,10 @@ class Staleness(Probe):
         """One stream, unless the exact one is offered."""
         if STREAM not in offered:
             yield Stream(
-                STREAM, unit="updates", description="Upper bound: global updates by others since
-                this worker's previous push. "
-                "The exact staleness is at most this.",
+                STREAM,
+                unit="updates",
+                description="Upper bound: global updates by others since this worker's previous "
+                "push. The exact staleness is at most this.",
             )
 
     def values(self, report: StepReport) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Weights(Probe):
         return named and variable.elements > 0
 
     def stride(self, variable: Variable) -> int:
-        """Step of the subsample in row-major order; prime to the columns, so that none is left out."""
+        """Stride of the subsample in row-major order, prime to the number of columns."""
         plan = TilePlan.of(variable.shape, self.max_tiles)
         if variable.elements <= max(self.max_sample, self.max_raw):
             return 1
@@ -239,15 +239,16 @@ def _block_maxima(xp: Any, matrix: Any, plan: TilePlan) -> Any:
     peaks = xp.abs(matrix)
     rows, columns = (int(n) for n in matrix.shape)
     if plan.block_rows > 1:
-        peaks = _fold(xp, peaks, rows, columns, plan.block_rows, axis=0)
+        peaks = _fold(xp, peaks, (rows, columns), plan.block_rows, axis=0)
         rows = -(-rows // plan.block_rows)
     if plan.block_columns > 1:
-        peaks = _fold(xp, peaks, rows, columns, plan.block_columns, axis=1)
+        peaks = _fold(xp, peaks, (rows, columns), plan.block_columns, axis=1)
     return peaks
 
 
-def _fold(xp: Any, x: Any, rows: int, columns: int, block: int, axis: int) -> Any:
+def _fold(xp: Any, x: Any, shape: tuple[int, int], block: int, axis: int) -> Any:
     """Maximum over runs of `block` along an axis; the last run may be shorter."""
+    rows, columns = shape
     length = columns if axis else rows
     whole = length // block
     folded = []
