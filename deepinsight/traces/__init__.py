@@ -1,0 +1,33 @@
+"""The trace format: its specification (`schema`), writer, reader and repair."""
+
+from deepinsight.traces.errors import (
+    ProcessNameInUseError,
+    SegmentError,
+    StreamNotFoundError,
+    TraceError,
+    TraceNotFoundError,
+    TraceWriteError,
+)
+from deepinsight.traces.reader import ProcessInfo, Run, TraceArray, open_run, open_runs
+from deepinsight.traces.schema import Axis, StreamInfo, group_slices, stream_name
+from deepinsight.traces.writer import TraceWarning, TraceWriter
+
+__all__ = [
+    "Axis",
+    "ProcessInfo",
+    "ProcessNameInUseError",
+    "Run",
+    "SegmentError",
+    "StreamInfo",
+    "StreamNotFoundError",
+    "TraceArray",
+    "TraceError",
+    "TraceNotFoundError",
+    "TraceWarning",
+    "TraceWriteError",
+    "TraceWriter",
+    "group_slices",
+    "open_run",
+    "open_runs",
+    "stream_name",
+]

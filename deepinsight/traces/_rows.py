@@ -1,0 +1,86 @@
+"""Rows on their way from the training thread to a segment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from deepinsight.traces.schema import StreamInfo
+
+Block = tuple[np.ndarray, np.ndarray, np.ndarray]  # steps [n], wall times [n], values [n, ...]
+
+
+@dataclass(slots=True)
+class Stream:
+    """A stream as the writer knows it; ``rows`` counts what has been written."""
+
+    info: StreamInfo
+    rows: int = 0
+
+
+Item = tuple[Stream, Any, Any, Any]  # stream and one row, or stream and a block of rows
+
+
+@dataclass(slots=True)
+class _Parts:
+    info: StreamInfo
+    steps: list[Any] = field(default_factory=list)
+    wall_times_s: list[Any] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+
+
+def fitting(value: Any, info: StreamInfo, shape: tuple[int, ...]) -> np.ndarray:
+    """Copy ``value`` into the stream's dtype, or say why it does not fit."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"Stream {info.name!r} takes numbers. Received: {type(value).__name__} of dtype "
+            f"{array.dtype}."
+        )
+    if array.shape != shape:
+        raise ValueError(
+            f"Stream {info.name!r} takes values of shape {info.shape}. Received: shape "
+            f"{array.shape[len(shape) - len(info.shape) :] if len(shape) > len(info.shape) else array.shape}."
+            " A stream's shape is fixed by its first value; record other shapes under another name."
+        )
+    target = np.dtype(info.dtype)
+    if array.dtype.kind == "f" and target.kind != "f":
+        raise ValueError(
+            f"Stream {info.name!r} holds {target.name}. Received: {array.dtype}, which does not fit "
+            "without loss. Declare the stream with a floating dtype."
+        )
+    return np.array(array, dtype=target)
+
+
+def gather(queue: Sequence[Item]) -> dict[str, Block]:
+    """Sort queued rows by stream, in their order, into one block each."""
+    streams: dict[str, _Parts] = {}
+    for stream, step, wall_time_s, value in queue:
+        name = stream.info.name
+        part = streams.get(name)
+        if part is None:
+            part = streams[name] = _Parts(stream.info)
+        part.steps.append(step)
+        part.wall_times_s.append(wall_time_s)
+        part.values.append(value)
+    return {name: _block(part) for name, part in streams.items()}
+
+
+def _block(rows: _Parts) -> Block:
+    info = rows.info
+    is_block = [isinstance(steps, np.ndarray) for steps in rows.steps]
+    if not any(is_block):
+        return (
+            np.array(rows.steps, dtype=np.int64),
+            np.array(rows.wall_times_s, dtype=np.float64),
+            np.array(rows.values, dtype=info.dtype).reshape(-1, *info.shape),
+        )
+    parts = [
+        (np.atleast_1d(s), np.atleast_1d(t), np.reshape(v, (-1, *info.shape)))
+        for s, t, v in zip(rows.steps, rows.wall_times_s, rows.values, strict=True)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    steps, times, values = zip(*parts, strict=True)
+    return np.concatenate(steps), np.concatenate(times), np.concatenate(values)

@@ -1,0 +1,276 @@
+"""One segment file: written once under SWMR, read at any moment."""
+
+import math
+import os
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from deepinsight.traces._rows import Block
+from deepinsight.traces.errors import SegmentError
+from deepinsight.traces.schema import FORMAT_VERSION, SEGMENT_FORMAT, STEP_FILL, StreamInfo
+
+_MIN_CHUNK_ROWS = 64
+_MAX_CHUNK_ROWS = 65_536
+_YOUNG_ROWS = 4096
+_YOUNG_CHUNK_BYTES = 4096
+_CHUNK_BYTES = 1 << 20
+# A segment whose chunks turn out too small for its rows is followed by one with larger chunks.
+_CHUNKS_PER_SEGMENT = 64
+
+
+def chunk_rows(row_bytes: int, rows_so_far: int) -> int:
+    """Choose a chunk length from the rows that a stream has had so far.
+
+    Short streams get small chunks, because a chunk takes its full size on disk; long ones get
+    large chunks, because reading costs a step per chunk.
+    """
+    wanted = 1 << max(rows_so_far // 4, 1).bit_length()
+    limit = _YOUNG_CHUNK_BYTES if rows_so_far <= _YOUNG_ROWS else _CHUNK_BYTES
+    bounded = min(max(wanted, _MIN_CHUNK_ROWS), _MAX_CHUNK_ROWS)
+    return min(bounded, max(1, limit // max(row_bytes, 1)))
+
+
+class _StreamDatasets:
+    """The three datasets of one stream, appended to through h5py's low-level interface."""
+
+    def __init__(self, file: h5py.File, info: StreamInfo, rows_so_far: int) -> None:
+        self.rows = 0
+        self.row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape)
+        self.chunk_rows = chunk_rows(self.row_bytes, rows_so_far)
+        group = file.create_group(info.name)
+        group.attrs.update(info.attributes())
+        scalar_rows = chunk_rows(8, rows_so_far)
+        create = group.create_dataset
+        self._values = create(
+            "values",
+            shape=(0, *info.shape),
+            maxshape=(None, *info.shape),
+            chunks=(self.chunk_rows, *(max(n, 1) for n in info.shape)),
+            dtype=info.dtype,
+        ).id
+        self._wall = create(
+            "wall_time_s", shape=(0,), maxshape=(None,), chunks=(scalar_rows,), dtype="f8"
+        ).id
+        self._step = create(
+            "step",
+            shape=(0,),
+            maxshape=(None,),
+            chunks=(scalar_rows,),
+            dtype="i8",
+            fillvalue=STEP_FILL,
+        ).id
+
+    def append_values(self, wall_times_s: np.ndarray, values: np.ndarray) -> None:
+        _append(self._values, self.rows, values)
+        _append(self._wall, self.rows, wall_times_s)
+
+    def append_steps(self, steps: np.ndarray) -> None:
+        _append(self._step, self.rows, steps)
+        self.rows += len(steps)
+
+
+def _append(dataset: Any, start: int, rows: np.ndarray) -> None:
+    """Write ``rows`` at ``start``, growing the dataset first."""
+    dataset.set_extent((start + len(rows), *rows.shape[1:]))
+    if not rows.size:
+        return
+    target = dataset.get_space()
+    target.select_hyperslab((start,) + (0,) * (rows.ndim - 1), rows.shape)
+    dataset.write(h5py.h5s.create_simple(rows.shape), target, np.ascontiguousarray(rows))
+
+
+class SegmentWriter:
+    """Create and fill one segment file.
+
+    The file is written under a temporary name until SWMR has begun and then renamed, so that a
+    reader never meets a file that it cannot open, and a kill before that leaves no segment.
+
+    Args:
+        path: Final name, ``.../worker-0/000001.h5``.
+        attributes: Root attributes beside format and version.
+        streams: Each stream with the rows it has had so far, from which its chunk length follows.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        attributes: Mapping[str, Any],
+        streams: Sequence[tuple[StreamInfo, int]],
+    ) -> None:
+        self.path = path
+        hidden = path.with_name(f".{path.name}.new")
+        # Our own lock file guards the process folder; HDF5's would stand in the way of readers.
+        self._file = h5py.File(hidden, "w", libver=("v110", "v110"), locking=False)
+        try:
+            self._file.attrs.update(
+                {
+                    "format": SEGMENT_FORMAT,
+                    "format_version": FORMAT_VERSION,
+                    "created_time_s": time.time(),
+                    **attributes,
+                }
+            )
+            self._streams = {
+                info.name: _StreamDatasets(self._file, info, rows) for info, rows in streams
+            }
+            self._file.swmr_mode = True
+            self._file.flush()
+            os.replace(hidden, path)
+        except BaseException:
+            self._file.close()
+            hidden.unlink(missing_ok=True)
+            raise
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._streams
+
+    @property
+    def bytes(self) -> int:
+        """Size of the file so far."""
+        return int(self._file.id.get_filesize())
+
+    def outgrown(self) -> bool:
+        """Say whether a stream holds so many rows that larger chunks would serve it better."""
+        return any(
+            s.rows > _CHUNKS_PER_SEGMENT * s.chunk_rows
+            and chunk_rows(s.row_bytes, s.rows) > s.chunk_rows
+            for s in self._streams.values()
+        )
+
+    def append(self, blocks: Mapping[str, Block]) -> None:
+        """Append one block per stream and flush.
+
+        Values reach the file before steps, so that a row whose step is there is complete.
+        """
+        for name, (_, wall_times_s, values) in blocks.items():
+            self._streams[name].append_values(wall_times_s, values)
+        self._file.flush()
+        for name, (steps, _, _) in blocks.items():
+            self._streams[name].append_steps(steps)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; raises OSError if what is left cannot be written."""
+        self._file.close()
+
+
+def stored_eof(path: Path) -> int:
+    """Return the size that an HDF5 file says it has (superblock versions 2 and 3), else 0."""
+    with open(path, "rb") as raw:
+        head = raw.read(48)
+    if len(head) < 48 or head[:8] != b"\x89HDF\r\n\x1a\n" or head[8] not in (2, 3):
+        return 0
+    return int(struct.unpack_from("<Q", head, 28)[0])
+
+
+class SegmentReader:
+    """Read one segment, live or finished.
+
+    Args:
+        path: The segment file.
+
+    Raises:
+        SegmentError: If the file is cut, foreign, of a newer version or not HDF5.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            # HDF5 under SWMR reads zeros past the end of a cut file; such a file is not for it.
+            if path.stat().st_size < stored_eof(path):
+                raise SegmentError(
+                    f"{path}: the file is cut ({path.stat().st_size} of {stored_eof(path)} "
+                    "bytes). 'deepinsight repair RUN' saves the rows that are still there."
+                )
+            self._file = h5py.File(path, "r", libver="latest", swmr=True, locking=False)
+        except SegmentError:
+            raise
+        except (OSError, RuntimeError) as error:
+            raise SegmentError(
+                f"{path}: not readable as HDF5 ({error}). 'deepinsight repair RUN' saves what "
+                "can be read and sets the file aside."
+            ) from error
+        try:
+            self._check_format()
+        except SegmentError:
+            self._file.close()
+            raise
+        self._names: list[str] | None = None
+
+    def _check_format(self) -> None:
+        attributes = self._file.attrs
+        if attributes.get("format") != SEGMENT_FORMAT:
+            raise SegmentError(
+                f"{self.path}: a foreign HDF5 file, not a DeepInsight segment. Move it out of the "
+                "run's folder."
+            )
+        version = int(attributes.get("format_version", 0))
+        if version > FORMAT_VERSION:
+            raise SegmentError(
+                f"{self.path}: trace format version {version}; this DeepInsight reads up to "
+                f"version {FORMAT_VERSION}. Install a newer DeepInsight to read it."
+            )
+
+    @property
+    def life(self) -> int:
+        """Which life of the process wrote this segment, from 1."""
+        return int(self._file.attrs["life"])
+
+    def stream_names(self) -> list[str]:
+        """Return the names of all streams of the segment."""
+        if self._names is None:
+            found: list[str] = []
+            _collect_streams(self._file.id, "", found)
+            self._names = found
+        return self._names
+
+    def __contains__(self, name: str) -> bool:
+        return f"{name}/step" in self._file
+
+    def info(self, name: str) -> StreamInfo:
+        """Return what the stream's attributes say."""
+        group = self._file[name]
+        values = group["values"]
+        return StreamInfo.from_attributes(
+            name, values.shape[1:], values.dtype.name, dict(group.attrs)
+        )
+
+    def steps(self, name: str) -> np.ndarray:
+        """Return the steps of all complete rows, int64 [n]."""
+        group = self._file[name]
+        step = group["step"]
+        rows = min(len(step), len(group["wall_time_s"]), len(group["values"]))
+        steps = np.empty(rows, dtype=np.int64)
+        if rows:
+            step.read_direct(steps, np.s_[:rows])
+        unset = steps == STEP_FILL
+        return steps[: int(np.argmax(unset))] if unset.any() else steps
+
+    def read(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return wall times and values of rows ``start`` to ``stop``."""
+        group = self._file[name]
+        return group["wall_time_s"][start:stop], group["values"][start:stop]
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+
+def _collect_streams(group: Any, prefix: str, found: list[str]) -> None:
+    """Walk the groups below an h5py low-level group and collect the paths that hold a ``step``."""
+    names: Iterable[bytes] = list(group)
+    if b"step" in names:
+        found.append(prefix)
+    for raw in names:
+        if raw in (b"step", b"wall_time_s", b"values"):
+            continue
+        child = h5py.h5o.open(group, raw)
+        if isinstance(child, h5py.h5g.GroupID):
+            name = raw.decode()
+            _collect_streams(child, f"{prefix}/{name}" if prefix else name, found)

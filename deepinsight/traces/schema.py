@@ -1,0 +1,271 @@
+"""The trace format, version 1.
+
+A run is a directory with one sub-directory per process, so that no two processes write one file::
+
+    runs/ctr-async/
+      run.json                     identity, configuration, feature groups, variables
+      worker-0/process.json        who writes: host, pid, start, and the end once it was closed
+      worker-0/000001.h5 ...       append-only segments, never reopened for writing
+      worker-1/ ...  ps-0/ ...
+
+**run.json** is one JSON object, replaced atomically: ``format`` ("deepinsight-run"),
+``format_version`` (1), ``run_id`` (32 hexadecimal digits), ``created_time_s`` (Unix seconds),
+``config`` (any JSON object), ``feature_groups`` (group -> variable -> [start, stop] rows of axis 0,
+stop exclusive, null for "to the end"; the variable ``*`` stands for every variable whose first
+dimension equals the largest stop), ``variables`` (name -> {"shape", "dtype", "device"}).
+
+**process.json** holds ``host``, ``pid``, ``started_time_s``, ``life`` (1 for the first writer of this
+process name, 2 after the first restart, ...) and ``ended_time_s`` (null until the writer closed). A
+live writer holds an exclusive ``flock`` on the file ``.lock`` beside it.
+
+**A segment** is an HDF5 file (superblock 3, readable by HDF5 1.10 and later) written under SWMR. It
+appears under its name only once SWMR has begun. Root attributes:
+
+==================  =======  ==========================================================
+``format``          string   "deepinsight-trace"
+``format_version``  int64    1
+``run_id``          string   as in run.json
+``process``         string   name of the sub-directory
+``segment``         int64    number in the file name, from 1
+``life``            int64    as in process.json; rows of a later life continue the run
+``created_time_s``  float64  Unix seconds
+==================  =======  ==========================================================
+
+**A stream** is a group at the path of its name, for example ``/weights/fc1/kernel/tiles``, with
+
+=================  =======  ============  ==================================================
+``step``           int64    [n]           global step (optimizer updates), >= 0; fill value -1
+``wall_time_s``    float64  [n]           Unix seconds
+``values``         any      [n, *shape]   fixed shape; bool, integer or floating dtype
+=================  =======  ============  ==================================================
+
+and the string attributes ``unit`` ("" = none stated, "1" = a pure number), ``description``,
+``reduction`` (how the value was reduced, in words; "" = as it is), ``axes`` (JSON list of {"name",
+"labels", "unit"}, one per dimension of ``shape``) and ``details`` (JSON object).
+
+Row i of the three datasets belongs together. A row counts once its ``step`` is there: the writer flushes
+``values`` and ``wall_time_s`` before it writes ``step``, so readers cut at the first step of -1 and at
+the shortest of the three. Rows stand in the order in which they were recorded; steps may repeat or
+go back (a restart from a checkpoint). A stream may have zero rows. NaN and infinity are data. All streams of a
+segment exist before SWMR begins; a stream that comes later opens a new segment. Datasets are chunked and
+not compressed.
+
+Two streams belong to the writer itself: ``recorder/dropped_rows`` and ``recorder/write_errors``,
+cumulative counts, with a row when a count changes and one at close.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+RUN_FORMAT = "deepinsight-run"
+SEGMENT_FORMAT = "deepinsight-trace"
+FORMAT_VERSION = 1
+STEP_FILL = -1
+ANY_VARIABLE = "*"
+
+_RESERVED = frozenset({"step", "wall_time_s", "values"})
+_COMPONENT = re.compile(r"[A-Za-z0-9_.:+\-= ()\[\]%]+")
+
+FeatureGroups = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension of a stream's value.
+
+    Attributes:
+        name: What the dimension counts, for example ``"feature group"``.
+        labels: One label per index, or None where the index itself says it.
+        unit: Unit of the index, if it has one.
+    """
+
+    name: str
+    labels: tuple[str, ...] | None = None
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    """What a stream's attributes say.
+
+    Attributes:
+        name: Components joined by ``/``.
+        shape: Shape of one value; ``()`` for a scalar.
+        dtype: NumPy name of the stored dtype.
+        unit: Unit of the values; ``""`` = not stated, ``"1"`` = a pure number.
+        description: One sentence for whoever reads the trace.
+        axes: One `Axis` per dimension of ``shape``, or empty.
+        reduction: How the value was reduced, in words; ``""`` = as it is.
+        details: JSON-serialisable facts, such as the block shape of tiles.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = "float64"
+    unit: str = ""
+    description: str = ""
+    axes: tuple[Axis, ...] = ()
+    reduction: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_stream_name(self.name)
+        if np.dtype(self.dtype).kind not in "biuf":
+            raise ValueError(
+                f"Stream {self.name!r} must hold booleans, integers or floats. Received: "
+                f"dtype={self.dtype}. Record text in the run's config instead."
+            )
+        if self.axes and len(self.axes) != len(self.shape):
+            raise ValueError(
+                f"Stream {self.name!r}: `axes` must name each dimension of shape {self.shape}. "
+                f"Received: {len(self.axes)} axes."
+            )
+        for axis, size in zip(self.axes, self.shape, strict=False):
+            if axis.labels is not None and len(axis.labels) != size:
+                raise ValueError(
+                    f"Stream {self.name!r}: axis {axis.name!r} has {size} entries. Received: "
+                    f"{len(axis.labels)} labels."
+                )
+
+    def attributes(self) -> dict[str, str]:
+        """Return the HDF5 attributes of the stream's group."""
+        return {
+            "unit": self.unit,
+            "description": self.description,
+            "reduction": self.reduction,
+            "axes": json.dumps([vars(axis) for axis in self.axes]),
+            "details": json.dumps(dict(self.details)),
+        }
+
+    @classmethod
+    def from_attributes(
+        cls, name: str, shape: Sequence[int], dtype: str, attributes: Mapping[str, Any]
+    ) -> "StreamInfo":
+        """Rebuild the description from a group's attributes; the inverse of `attributes`."""
+        axes = tuple(
+            Axis(a["name"], None if a["labels"] is None else tuple(a["labels"]), a["unit"])
+            for a in json.loads(attributes.get("axes", "[]"))
+        )
+        return cls(
+            name=name,
+            shape=tuple(shape),
+            dtype=dtype,
+            unit=attributes.get("unit", ""),
+            description=attributes.get("description", ""),
+            axes=axes,
+            reduction=attributes.get("reduction", ""),
+            details=json.loads(attributes.get("details", "{}")),
+        )
+
+
+def check_stream_name(name: str) -> None:
+    """Raise ValueError unless ``name`` can be the path of a stream."""
+    components = name.split("/") if isinstance(name, str) else [""]
+    if not all(_COMPONENT.fullmatch(c) and c not in {".", ".."} for c in components):
+        raise ValueError(
+            "A stream name must be components of letters, digits, spaces and _.:+-=()[]% joined "
+            f"by '/'. Received: {name!r}. stream_name() makes a valid name of any string."
+        )
+    if reserved := _RESERVED.intersection(components):
+        raise ValueError(
+            f"A component of a stream name must not be {sorted(reserved)[0]!r}: the format uses it "
+            f"for a dataset. Received: {name!r}."
+        )
+
+
+def stream_name(raw: str) -> str:
+    """Make a valid stream name of any string, such as a TensorFlow variable's name.
+
+    The output index of a TensorFlow name (``:0``) is dropped, empty components vanish, every other
+    character that the format does not allow becomes ``_``, and a reserved component gets a ``_``.
+
+    Example:
+        >>> stream_name("fc1/kernel:0")
+        'fc1/kernel'
+        >>> stream_name("größe//step")
+        'gr__e/step_'
+    """
+    raw = re.sub(r":\d+$", "", raw)
+    components = [re.sub(r"[^A-Za-z0-9_.:+\-= ()\[\]%]", "_", c) for c in raw.split("/") if c]
+    safe = [c + "_" if c in _RESERVED or c in {".", ".."} else c for c in components]
+    return "/".join(safe) or "_"
+
+
+def normalize_feature_groups(groups: FeatureGroups) -> dict[str, dict[str, list[int | None]]]:
+    """Bring feature groups into the form in which run.json holds them.
+
+    Args:
+        groups: Group -> rows, or group -> {variable -> rows}; rows are a ``slice`` with step 1 or a
+            ``(start, stop)`` pair. Plain rows go to the variable ``*``.
+
+    Returns:
+        Group -> variable -> ``[start, stop]``; a stop of None means "to the end".
+
+    Raises:
+        ValueError: If rows are not a forward range.
+    """
+    return {
+        str(group): {
+            variable: _rows(group, rows)
+            for variable, rows in (
+                spec.items() if isinstance(spec, Mapping) else [(ANY_VARIABLE, spec)]
+            )
+        }
+        for group, spec in groups.items()
+    }
+
+
+def _rows(group: str, rows: Any) -> list[int | None]:
+    if isinstance(rows, slice):
+        bounds = [rows.start or 0, rows.stop]
+        ok = rows.step in (None, 1)
+    else:
+        bounds = list(rows) if isinstance(rows, list | tuple) else []
+        ok = len(bounds) == 2
+    if ok:
+        start, stop = bounds
+        ok = isinstance(start, int) and start >= 0
+        ok = ok and (stop is None or (isinstance(stop, int) and stop > start))
+    if not ok:
+        raise ValueError(
+            f"Feature group {group!r} must be a slice or a (start, stop) pair of rows with "
+            f"0 <= start < stop. Received: {rows!r}."
+        )
+    return bounds
+
+
+def group_slices(groups: FeatureGroups, variable: str, rows: int) -> dict[str, slice]:
+    """Say which rows of a variable belong to which feature group.
+
+    Args:
+        groups: Feature groups as a user gives them or as ``Run.feature_groups`` returns them.
+        variable: Name of the variable as in the trace, ``"fc1/kernel"``.
+        rows: Its first dimension.
+
+    Returns:
+        Group -> slice within ``[0, rows)``, ordered by start; empty if no group covers it.
+
+    Example:
+        >>> group_slices({"user": slice(0, 8), "ad": (8, 12)}, "fc1/kernel", 12)
+        {'user': slice(0, 8, None), 'ad': slice(8, 12, None)}
+        >>> group_slices({"user": {"fc1/kernel": slice(0, 8)}}, "fc2/kernel", 12)
+        {}
+    """
+    normal = normalize_feature_groups(groups)
+    width = max((v[ANY_VARIABLE][1] or 0 for v in normal.values() if ANY_VARIABLE in v), default=0)
+    found = {}
+    for group, variables in normal.items():
+        bounds = variables.get(variable)
+        if bounds is None and rows == width:
+            bounds = variables.get(ANY_VARIABLE)
+        if bounds is None:
+            continue
+        start, stop = bounds[0] or 0, rows if bounds[1] is None else min(bounds[1], rows)
+        if start < stop:
+            found[group] = slice(start, stop)
+    return dict(sorted(found.items(), key=lambda item: item[1].start))
