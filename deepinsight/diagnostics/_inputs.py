@@ -14,6 +14,7 @@ Floats = NDArray[np.float64]
 
 LARGEST_WEIGHT = 1e100  # leaves room for growing weights and for their sums in float64
 LARGEST_AT = 2.0**63
+SHORTEST_LENGTH = 1e-9
 
 
 class AUCInputError(DeepInsightError, ValueError):
@@ -53,10 +54,12 @@ def checked_length(name: str, value: float) -> float:
     """Return a half-life or window as a float.
 
     Raises:
-        AUCInputError: If it is not finite and > 0.
+        AUCInputError: If it is not finite and at least 1e-9.
     """
-    if not (value > 0 and math.isfinite(value)):
-        raise AUCInputError(f"`{name}` must be finite and > 0. Received: {name}={value!r}.")
+    if not (value >= SHORTEST_LENGTH and math.isfinite(value)):
+        raise AUCInputError(
+            f"`{name}` must be finite and at least {SHORTEST_LENGTH:g}. Received: {name}={value!r}."
+        )
     return float(value)
 
 

@@ -281,10 +281,11 @@ class ScoreSketch:
                 self._pending = 0
 
     def _allocate(self) -> None:
-        scores, positive, weights = self.rows()
-        self._scores = np.resize(scores, PENDING_ROWS)
-        self._positive = np.resize(positive, PENDING_ROWS)
-        self._weights = np.resize(weights, PENDING_ROWS)
+        rows, n = self.rows(), self._pending
+        self._scores = np.empty(PENDING_ROWS)
+        self._positive = np.empty(PENDING_ROWS, dtype=np.bool_)
+        self._weights = np.empty(PENDING_ROWS)
+        self._scores[:n], self._positive[:n], self._weights[:n] = rows
 
     def close(self, most_rows: int) -> None:
         """Give the buffer back; more than ``most_rows`` pending rows are folded."""

@@ -12,12 +12,13 @@ positive is scored above a negative, ties counting half:
 with scores :math:`s`, labels :math:`y` and weights :math:`w`. They differ in the weights only:
 how much of the past counts. If a class has no weight, the AUC is undefined: NaN, never 0.5.
 
-Accuracy: exact up to 16,384 predictions, then a histogram whose 16,384 to 36,864 buckets follow the distribution of
-the scores. Within a bucket everything counts as tied, so a bucket that holds the shares
-:math:`p_b` and :math:`n_b` of the two classes' weight moves the AUC by at most
-:math:`\tfrac12 p_b n_b`; a grid that is replaced spreads a bucket's weight evenly over its range.
-Measured on :math:`10^6` predictions (balanced, click rates of 3 % and 0.1 %, scores collapsed into
-:math:`0.02 \pm 0.0001`, saturated; five seeds, with and without decay) the absolute error stays
+Accuracy: exact up to 16,384 predictions (:class:`WindowedAUC`: up to 1,024 in each of its slices),
+then a histogram whose buckets, at most 36,864, follow the distribution of the scores. Within a
+bucket everything counts as tied, so a bucket that holds the shares :math:`p_b` and :math:`n_b` of
+the two classes' weight moves the AUC by at most :math:`\tfrac12 p_b n_b`; when the distribution
+moves and the grid is made anew, a bucket's weight is spread evenly over its range. Measured on
+:math:`10^6` predictions (balanced, click rates of 3 % and 0.1 %, scores collapsed into
+:math:`0.02 \pm 0.0001`, saturated; several seeds, with and without decay) the absolute error stays
 below :math:`10^{-5}`. Scores are compared as float32; probabilities close to 1 as finely as
 those close to 0. Scores that all lie within one part in :math:`10^4` of each other reach about
 :math:`10^{-3}` only.
@@ -176,7 +177,7 @@ class DecayedAUC(_StreamingAUC):
     future makes all others negligible, as the formula says; :meth:`reset` mends that.
 
     Args:
-        half_life: :math:`h` in units of ``at``, > 0; None never forgets.
+        half_life: :math:`h` in units of ``at``, at least 1e-9; None never forgets.
         unit: What ``at`` counts, "steps" or "seconds" (Unix time).
         from_logits: Whether scores may be any number instead of probabilities. Prefer logits:
             probabilities that a float32 sigmoid rounds to 0 or 1 are tied, their logits are not.
@@ -291,7 +292,7 @@ class WindowedAUC(_StreamingAUC):
     A batch older than the window is left out. If the clock restarts for good, call :meth:`reset`.
 
     Args:
-        window: :math:`W` in units of ``at``, > 0.
+        window: :math:`W` in units of ``at``, at least 1e-9.
         unit: What ``at`` counts, "steps" or "seconds" (Unix time).
         from_logits: Whether scores may be any number instead of probabilities.
 

@@ -1,0 +1,1 @@
+"""What is claimed fast or exact, measured side by side in one run."""
