@@ -125,7 +125,8 @@ class NumpyArrays:
         return np.asarray(source)[start : start + count]
 
     def every(self, source: Any, stride: int, elements: int, columns: int) -> Any:
-        return np.reshape(source, -1)[::stride]
+        # A copy: the background thread reads it while training writes on.
+        return np.reshape(source, -1)[::stride].copy()
 
     def map_chunks(self, function: Callable[[Any], tuple[Any, ...]], count: int) -> tuple[Any, ...]:
         outputs = [function(i) for i in range(count)]
@@ -140,12 +141,18 @@ class NumpyArrays:
 
 
 class TensorFlowArrays:
-    """The operations in TensorFlow: graph, ``tf.function``, XLA or eager."""
+    """The operations in TensorFlow: graph, ``tf.function``, XLA or eager.
 
-    def __init__(self) -> None:
+    Args:
+        static_shapes: Use only operations whose output shapes follow from the input shapes, for
+            XLA.
+    """
+
+    def __init__(self, static_shapes: bool = False) -> None:
         import tensorflow as tf
 
         self._tf = tf
+        self._static_shapes = static_shapes
 
     def floating(self, x: Any) -> Any:
         tf = self._tf
@@ -216,5 +223,13 @@ class TensorFlowArrays:
 
     def sum_duplicate_rows(self, values: Any, indices: Any) -> Any:
         tf = self._tf
-        unique, position = tf.unique(tf.reshape(indices, [-1]))
-        return tf.math.unsorted_segment_sum(values, position, tf.size(unique))
+        indices = tf.reshape(indices, [-1])
+        if not self._static_shapes:
+            unique, position = tf.unique(indices)
+            return tf.math.unsorted_segment_sum(values, position, tf.size(unique))
+        # Sorted, each run of equal indices is one row; the rows that are left over stay zero.
+        order = tf.argsort(indices)
+        sorted_indices = tf.gather(indices, order)
+        changes = tf.cast(tf.not_equal(sorted_indices[1:], sorted_indices[:-1]), tf.int32)
+        position = tf.concat([[0], tf.cumsum(changes)], 0)
+        return tf.math.unsorted_segment_sum(tf.gather(values, order), position, tf.size(indices))

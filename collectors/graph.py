@@ -11,6 +11,7 @@ _TAKE_SPARSE = "SparseAccumulatorTakeGradient"
 _GIVE = frozenset({"AccumulatorApplyGradient", "ResourceAccumulatorApplyGradient"})
 _GIVE_SPARSE = "SparseAccumulatorApplyGradient"
 _ADDS = frozenset({"AssignAddVariableOp", "AssignAdd"})
+_COUNTS = frozenset({"ResourceCountUpTo", "CountUpTo"})
 _ASSIGNS = frozenset({"AssignVariableOp", "Assign"})
 _DEQUEUES = frozenset({"QueueDequeueV2", "QueueDequeue"})
 _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
@@ -198,11 +199,15 @@ def step_readings(tf: Any, global_step: Any) -> list[StepReading]:
     handle = _handle_op(global_step)
     readings = []
     for op in graph.get_operations():
-        if op.type not in _ADDS and op.type not in _ASSIGNS:
+        if op.type not in _ADDS | _ASSIGNS | _COUNTS:
             continue
         if op._get_control_flow_context() is not None:
             continue
         origin = _origin(op.inputs[0])
+        if op.type in _COUNTS and origin is handle:  # returns the value before, atomically
+            with tf.device(op.device):
+                readings.append(StepReading(op.outputs[0] + 1, op))
+            continue
         increments = op.type in _ADDS and origin is handle
         if increments or (op.type in _ASSIGNS and _is_token(op, origin)):
             with graph.control_dependencies([op]), tf.device(op.device):

@@ -112,24 +112,33 @@ class Recording:
         steps = probe.every_n_steps or probe.default_every_n_steps or self._every_n_steps
         return Cadence(steps)
 
+    def cadence(self, probe: Probe) -> Cadence:
+        """When the probe is due."""
+        return self._cadences[id(probe)]
+
     def variable(self, name: str, shape: Sequence[int], dtype: str, device: str = "") -> Variable:
         """The description of a variable, with the feature groups that name it."""
         shape = tuple(int(n) for n in shape)
         groups = group_slices(self.feature_groups, name, shape[0]) if shape else {}
         return Variable(name, shape, "float64" if dtype == "float64" else "float32", device, groups)
 
-    def start(
-        self, step: int, variables: Sequence[Variable], with_step_streams: bool = True
-    ) -> None:
-        """Declare all streams that are known before the first step, and start the clocks."""
+    def start(self, step: int, variables: Sequence[tuple[Variable, frozenset[str]]]) -> None:
+        """Declare all streams that are known before the first step, and start the clocks.
+
+        Args:
+            step: Step at which this process begins.
+            variables: Each with what is offered of it: ``weight``, ``weight_before``, ``gradient``.
+        """
         for probe in self.probes:
             try:
                 streams = [
-                    s for v in variables if probe.accepts(v) for s in probe.variable_streams(v)
+                    stream
+                    for variable, offered in variables
+                    if probe.accepts(variable)
+                    for stream in probe.variable_streams(variable, offered)
                 ]
-                if with_step_streams:
-                    known = self._samples_known
-                    streams += probe.streams(samples_known=known, offered=self.offered)
+                known = self._samples_known
+                streams += probe.streams(samples_known=known, offered=self.offered)
                 for stream in streams:
                     self._declare(stream)
             except Exception as error:

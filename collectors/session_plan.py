@@ -13,7 +13,7 @@ from deepinsight.collectors.arrays import TensorFlowArrays
 from deepinsight.collectors.collection import TracedTensor, stored_dtype, traced_tensors
 from deepinsight.collectors.packing import Pack, measure_parts, pack
 from deepinsight.collectors.probes import AUC, Gradients, Probe, Scalars
-from deepinsight.collectors.probes.base import Slices, Variable
+from deepinsight.collectors.probes.base import GRADIENT, WEIGHT, WEIGHT_BEFORE, Slices, Variable
 from deepinsight.collectors.schedule import Cadence
 from deepinsight.traces import group_slices, stream_name
 
@@ -124,9 +124,14 @@ class SessionPlan:
             }
 
     @property
-    def variables(self) -> list[Variable]:
-        """The trainable floating-point variables."""
-        return list(self._infos.values())
+    def variables(self) -> list[tuple[Variable, frozenset[str]]]:
+        """The trainable floating-point variables, each with what is offered of it."""
+        with_gradient = {norm.variable.name for norm in self.norms}
+        offered = frozenset({WEIGHT, WEIGHT_BEFORE})
+        return [
+            (info, offered | {GRADIENT} if info.name in with_gradient else offered)
+            for info in self._infos.values()
+        ]
 
     def _find_training(self, probes: Sequence[Probe]) -> None:
         self._applications = graph_module.find_applications(self.graph, self._tf_variables)

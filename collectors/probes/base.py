@@ -152,8 +152,8 @@ class Probe:
         """Whether the probe measures this variable."""
         return bool(self.parts())
 
-    def variable_streams(self, variable: Variable) -> Iterable[Stream]:
-        """The streams of one variable."""
+    def variable_streams(self, variable: Variable, offered: frozenset[str]) -> Iterable[Stream]:
+        """The streams of one variable, for what is `offered` of ``weight``, ``gradient``, ..."""
         return ()
 
     def finish(self, variable: Variable, measured: Mapping[str, np.ndarray]) -> dict[str, Any]:

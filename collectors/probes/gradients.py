@@ -100,16 +100,17 @@ class Gradients(Probe):
         """As measured."""
         return {f"gradients/{variable.name}/{key}": value for key, value in measured.items()}
 
-    def variable_streams(self, variable: Variable) -> Iterable[Stream]:
+    def variable_streams(self, variable: Variable, offered: frozenset[str]) -> Iterable[Stream]:
         """Norm and, unless the variable is too large, update ratio."""
-        yield Stream(
-            f"gradients/{variable.name}/norm",
-            dtype=variable.dtype,
-            description="L2 norm of the gradient that reaches the optimizer; rows of a sparse "
-            "gradient with the same index added up first.",
-            reduction="L2 norm over all elements",
-        )
-        if self.wants_before(variable):
+        if GRADIENT in offered:
+            yield Stream(
+                f"gradients/{variable.name}/norm",
+                dtype=variable.dtype,
+                description="L2 norm of the gradient that reaches the optimizer; rows of a sparse "
+                "gradient with the same index added up first.",
+                reduction="L2 norm over all elements",
+            )
+        if {WEIGHT, WEIGHT_BEFORE} <= offered and self.wants_before(variable):
             yield Stream(
                 f"gradients/{variable.name}/update_ratio",
                 dtype=variable.dtype,

@@ -151,8 +151,10 @@ class Weights(Probe):
             values[f"{base}/raw"] = sample.reshape(variable.shape)
         return values
 
-    def variable_streams(self, variable: Variable) -> Iterable[Stream]:
+    def variable_streams(self, variable: Variable, offered: frozenset[str]) -> Iterable[Stream]:
         """The streams of one variable, with the block shape and the subsample stated."""
+        if WEIGHT not in offered:
+            return
         base, dtype = f"weights/{variable.name}", variable.dtype
         plan = TilePlan.of(variable.shape, self.max_tiles)
         block = f"{plan.block_rows} x {plan.block_columns}"
