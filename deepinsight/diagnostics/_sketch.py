@@ -29,6 +29,7 @@ CELLS = 1 << CELL_BITS
 LOW_BITS = KEY_BITS - CELL_BITS
 PENDING_ROWS = 1 << 15  # rows buffered between two folds: 544 KiB
 EXACT_ROWS = 1 << 14  # up to so many are sorted for a result, which stays below a millisecond
+CHUNK_ROWS = 1 << 12  # binned at a time: larger temporaries cost page faults
 SLACK_LEVELS = 2  # a cell may lack this many levels before the grid is made anew
 
 
@@ -38,6 +39,10 @@ class Rows(NamedTuple):
     scores: Floats
     positive: Bools
     weights: Floats
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Return a range of the rows as views."""
+        return Rows(self.scores[start:stop], self.positive[start:stop], self.weights[start:stop])
 
     def copy(self) -> Rows:
         """Return the rows in memory of their own."""
@@ -62,16 +67,12 @@ def ordered_keys(scores: Floats, probabilities: bool) -> Keys:
         Keys, shape ``[n]``, uint32.
     """
     if probabilities:
-        # copysign marks the upper half; p = 1 becomes -0.0, which a difference would lose.
-        scores = np.copysign(np.minimum(scores, 1.0 - scores), 0.5 - scores)
-    else:
-        scores = scores + 0.0  # -0.0 and 0.0 are one score
+        nearest_end = np.minimum(scores, 1.0 - scores).astype(np.float32)
+        flip = np.negative((scores > 0.5).astype(np.int32))
+        return (nearest_end.view(np.int32) ^ flip).view(np.uint32)
     with np.errstate(over="ignore"):  # beyond float32 is infinity
-        bits = scores.astype(np.float32).view(np.int32)
-    sign = bits >> 31
-    if probabilities:
-        return (bits ^ sign).view(np.uint32)
-    return (bits ^ (sign | np.int32(-(2**31)))).view(np.uint32)
+        bits = (scores + 0.0).astype(np.float32).view(np.int32)  # -0.0 and 0.0 are one score
+    return (bits ^ ((bits >> 31) | np.int32(-(2**31)))).view(np.uint32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +126,16 @@ class Grid:
         offsets = self.first - (np.arange(CELLS, dtype=np.int64) << self.levels)
         return shifts.astype(np.uint32), offsets
 
-    def bucket_of(self, keys: Keys, cells: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Return the bucket of every key, shape ``[n]``; ``cells`` are the keys' top bits."""
+    def bucket_of(self, keys: Keys) -> NDArray[np.int64]:
+        """Return the bucket of every key, shape ``[n]``."""
         shifts, offsets = self._lookup
+        cells = (keys >> np.uint32(LOW_BITS)).astype(np.intp)
         buckets: NDArray[np.int64] = offsets.take(cells)
         buckets += keys >> shifts.take(cells)
         return buckets
+
+
+CELL_GRID = Grid(np.zeros(CELLS, dtype=np.int64))  # every cell one bucket
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,15 +161,20 @@ class ScoreHistogram:
             moved[label] = np.diff(np.interp(grid.edges, self.grid.edges, below))
         return np.maximum(moved, 0.0, out=moved)  # interpolation rounds
 
+    def plus(self, rows: Rows, probabilities: bool) -> ScoreHistogram:
+        """Return the histogram with rows added."""
+        weights = self.weights.copy()
+        slots = weights.reshape(-1)
+        for start in range(0, rows.scores.size, CHUNK_ROWS):
+            scores, positive, row_weights = rows.part(start, start + CHUNK_ROWS)
+            buckets = self.grid.bucket_of(ordered_keys(scores, probabilities))
+            buckets += self.grid.size * positive
+            np.add.at(slots, buckets, row_weights)
+        return ScoreHistogram(self.grid, weights)
+
     def scaled(self, factor: float) -> ScoreHistogram:
         """Return the histogram with all weights multiplied."""
         return ScoreHistogram(self.grid, self.weights * factor)
-
-
-def class_sums(slots: NDArray[np.intp], rows: Rows, size: int) -> Floats:
-    """Sum the rows' weights per class and slot, float64 ``[2, size]``."""
-    sums = np.bincount(slots + size * rows.positive, weights=rows.weights, minlength=2 * size)
-    return sums.reshape(2, size).astype(np.float64, copy=False)  # without rows it is integer
 
 
 def fold(
@@ -175,26 +185,20 @@ def fold(
     A single histogram keeps its grid unless some cell has come to hold more than four times the
     share of the weight that its buckets were made for.
     """
-    keys = ordered_keys(rows.scores, probabilities)
-    cells = (keys >> np.uint32(LOW_BITS)).astype(np.intp)
-
-    def on_grid(grid: Grid) -> ScoreHistogram:
-        weights = class_sums(grid.bucket_of(keys, cells), rows, grid.size)
-        for histogram in histograms:
-            weights += histogram.onto(grid)
-        return ScoreHistogram(grid, weights)
-
     if len(histograms) == 1:
-        together = on_grid(histograms[0].grid)
+        together = histograms[0].plus(rows, probabilities)
         wanted = Grid.for_weights(together.cell_weights(), resolution)
         if np.all(wanted.levels <= together.grid.levels + SLACK_LEVELS):
             return together
     else:
-        cell_weights = class_sums(cells, rows, CELLS)
+        cells = ScoreHistogram(CELL_GRID, np.zeros((2, CELLS))).plus(rows, probabilities)
         for histogram in histograms:
-            cell_weights = cell_weights + histogram.cell_weights()
-        wanted = Grid.for_weights(cell_weights, resolution)
-    return on_grid(wanted)
+            cells.weights[...] += histogram.cell_weights()
+        wanted = Grid.for_weights(cells.weights, resolution)
+    weights = np.zeros((2, wanted.size))
+    for histogram in histograms:
+        weights += histogram.onto(wanted)
+    return ScoreHistogram(wanted, weights).plus(rows, probabilities)
 
 
 def auc_of_weights(weights: Floats) -> float:
@@ -252,8 +256,7 @@ class ScoreSketch:
 
     def rows(self) -> Rows:
         """The rows that are not folded yet, as views."""
-        n = self._pending
-        return Rows(self._scores[:n], self._positive[:n], self._weights[:n])
+        return Rows(self._scores, self._positive, self._weights).part(0, self._pending)
 
     def parts(self) -> list[ScoreHistogram]:
         """The histogram in a list, empty if there is none yet."""
@@ -314,9 +317,9 @@ class ScoreSketch:
     def class_weights(self) -> tuple[float, float]:
         """Return the summed weight of the negatives and of the positives."""
         rows = self.rows()
-        sums = class_sums(np.zeros(rows.scores.size, dtype=np.intp), rows, 1)[:, 0]
+        sums = np.array([rows.weights[~rows.positive].sum(), rows.weights[rows.positive].sum()])
         for part in self.parts():
-            sums = sums + part.weights.sum(axis=1)
+            sums += part.weights.sum(axis=1)
         return float(sums[0]), float(sums[1])
 
     def auc(self) -> float:
@@ -325,4 +328,6 @@ class ScoreSketch:
             return auc_of_weights(self.folded().weights)
         rows = self.rows()
         distinct, ranks = np.unique(rows.scores, return_inverse=True)
-        return auc_of_weights(class_sums(ranks, rows, distinct.size))
+        weights = np.zeros((2, distinct.size))
+        np.add.at(weights, (rows.positive.astype(np.intp), ranks), rows.weights)
+        return auc_of_weights(weights)
