@@ -9,6 +9,7 @@ from deepinsight.traces.errors import (
     TraceWriteError,
 )
 from deepinsight.traces.reader import ProcessInfo, Run, TraceArray, open_run, open_runs
+from deepinsight.traces.repair import SegmentRepair, repair_run
 from deepinsight.traces.schema import Axis, StreamInfo, group_slices, stream_name
 from deepinsight.traces.writer import TraceWarning, TraceWriter
 
@@ -18,6 +19,7 @@ __all__ = [
     "ProcessNameInUseError",
     "Run",
     "SegmentError",
+    "SegmentRepair",
     "StreamInfo",
     "StreamNotFoundError",
     "TraceArray",
@@ -29,5 +31,6 @@ __all__ = [
     "group_slices",
     "open_run",
     "open_runs",
+    "repair_run",
     "stream_name",
 ]

@@ -169,6 +169,13 @@ def stored_eof(path: Path) -> int:
     return int(struct.unpack_from("<Q", head, 28)[0])
 
 
+def is_unclosed(path: Path) -> bool:
+    """Say whether an HDF5 file is being written, or was when its writer died."""
+    with open(path, "rb") as raw:
+        head = raw.read(12)
+    return len(head) == 12 and head[8] >= 3 and head[11] != 0
+
+
 class SegmentReader:
     """Read one segment, live or finished.
 
@@ -186,7 +193,8 @@ class SegmentReader:
             if path.stat().st_size < stored_eof(path):
                 raise SegmentError(
                     f"{path}: the file is cut ({path.stat().st_size} of {stored_eof(path)} "
-                    "bytes). 'deepinsight repair RUN' saves the rows that are still there."
+                    "bytes). 'deepinsight repair RUN' saves the rows that are still there.",
+                    damaged=True,
                 )
             self._file = h5py.File(path, "r", libver="latest", swmr=True, locking=False)
         except SegmentError:
@@ -194,7 +202,8 @@ class SegmentReader:
         except (OSError, RuntimeError) as error:
             raise SegmentError(
                 f"{path}: not readable as HDF5 ({error}). 'deepinsight repair RUN' saves what "
-                "can be read and sets the file aside."
+                "can be read and sets the file aside.",
+                damaged=True,
             ) from error
         try:
             self._check_format()
@@ -226,7 +235,7 @@ class SegmentReader:
         """Return the names of all streams of the segment."""
         if self._names is None:
             found: list[str] = []
-            _collect_streams(self._file.id, "", found)
+            collect_streams(self._file.id, "", found)
             self._names = found
         return self._names
 
@@ -262,15 +271,25 @@ class SegmentReader:
         self._file.close()
 
 
-def _collect_streams(group: Any, prefix: str, found: list[str]) -> None:
-    """Walk the groups below an h5py low-level group and collect the paths that hold a ``step``."""
+def collect_streams(
+    group: Any, prefix: str, found: list[str], unreadable: list[str] | None = None
+) -> None:
+    """Walk the groups below an h5py low-level group and collect the paths that hold a ``step``.
+
+    Where ``unreadable`` is given, what cannot be opened is collected there instead of raising.
+    """
     names: Iterable[bytes] = list(group)
     if b"step" in names:
         found.append(prefix)
     for raw in names:
         if raw in (b"step", b"wall_time_s", b"values"):
             continue
-        child = h5py.h5o.open(group, raw)
-        if isinstance(child, h5py.h5g.GroupID):
-            name = raw.decode()
-            _collect_streams(child, f"{prefix}/{name}" if prefix else name, found)
+        path = f"{prefix}/{raw.decode()}" if prefix else raw.decode()
+        try:
+            child = h5py.h5o.open(group, raw)
+            if isinstance(child, h5py.h5g.GroupID):
+                collect_streams(child, path, found, unreadable)
+        except (OSError, RuntimeError, KeyError):
+            if unreadable is None:
+                raise
+            unreadable.append(path)

@@ -28,4 +28,12 @@ class ProcessNameInUseError(TraceWriteError):
 
 
 class SegmentError(TraceError, OSError):
-    """A segment file cannot be read; the message names the file and the remedy."""
+    """A segment file cannot be read; the message names the file and the remedy.
+
+    Attributes:
+        damaged: True if the file is broken, False if it is foreign or of a newer version.
+    """
+
+    def __init__(self, message: str, damaged: bool = False) -> None:
+        super().__init__(message)
+        self.damaged = damaged

@@ -1,0 +1,7 @@
+"""``python -m deepinsight`` is ``deepinsight``."""
+
+import sys
+
+from deepinsight.cli import main
+
+sys.exit(main())

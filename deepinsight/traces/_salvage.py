@@ -1,0 +1,112 @@
+"""Copy the readable rows of a damaged segment; run as a process of its own, see `repair`."""
+
+import json
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from deepinsight.traces._segment import SegmentWriter, collect_streams, is_unclosed, stored_eof
+from deepinsight.traces.schema import STEP_FILL, StreamInfo
+
+_READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError)
+_BLOCK_BYTES = 64 << 20
+
+
+def salvage(source: Path, target: Path) -> dict[str, Any]:
+    """Write the readable rows of ``source`` to the new segment ``target``.
+
+    Returns:
+        ``rows`` saved, ``lost_rows`` as far as known, names of ``unreadable`` streams.
+    """
+    file = _open(source, target.with_suffix(".extended"))
+    size = source.stat().st_size
+    names: list[str] = []
+    unreadable: list[str] = []
+    collect_streams(file.id, "", names, unreadable)
+    found: dict[str, tuple[StreamInfo, int]] = {}
+    lost_rows = 0
+    for name in names:
+        try:
+            group = file[name]
+            values = group["values"]
+            info = StreamInfo.from_attributes(
+                name, values.shape[1:], values.dtype.name, dict(group.attrs)
+            )
+            datasets = [group[part] for part in ("step", "wall_time_s", "values")]
+            written = min(len(dataset) for dataset in datasets)
+            rows = min(_rows_within(dataset, size) for dataset in datasets)
+            lost = max(written - rows, 0)
+            # Rows without a step were never complete: their writer died before it flushed them.
+            unset = group["step"][:rows] == STEP_FILL
+            rows = int(np.argmax(unset)) if unset.any() else rows
+        except _READ_ERRORS:
+            unreadable.append(name)
+            continue
+        found[name] = (info, rows)
+        lost_rows += lost
+    writer = SegmentWriter(target, _attributes(file, source), list(found.values()))
+    for name, (info, rows) in found.items():
+        group = file[name]
+        row_bytes = 16 + np.dtype(info.dtype).itemsize * math.prod(info.shape)
+        at_once = max(1, _BLOCK_BYTES // row_bytes)
+        for start in range(0, rows, at_once):
+            part = slice(start, min(start + at_once, rows))
+            block = (group["step"][part], group["wall_time_s"][part], group["values"][part])
+            writer.append({name: block})
+    writer.close()
+    file.close()
+    return {
+        "rows": sum(rows for _, rows in found.values()),
+        "lost_rows": lost_rows,
+        "unreadable": unreadable,
+    }
+
+
+def _open(source: Path, extended: Path) -> h5py.File:
+    """Open the source; a cut file through a copy that has its full length, zeros at the end."""
+    if source.stat().st_size < stored_eof(source):
+        shutil.copyfile(source, extended)
+        os.truncate(extended, stored_eof(source))
+        source = extended
+    swmr = is_unclosed(source)
+    return h5py.File(source, "r", libver="latest", swmr=swmr, locking=False)
+
+
+def _rows_within(dataset: h5py.Dataset, size: int) -> int:
+    """Count the leading rows whose chunks lie whole within the first ``size`` bytes."""
+    rows_per_chunk = dataset.chunks[0]
+    zeros = (0,) * (dataset.ndim - 1)
+    for start in range(0, len(dataset), rows_per_chunk):
+        try:
+            chunk = dataset.id.get_chunk_info_by_coord((start, *zeros))
+        except _READ_ERRORS:
+            return start
+        if chunk.byte_offset is None or chunk.byte_offset + chunk.size > size:
+            return start
+    return len(dataset)
+
+
+def _attributes(file: h5py.File, source: Path) -> dict[str, Any]:
+    """Return the root attributes of the new segment; from the path, where they are unreadable."""
+    attributes = {
+        "run_id": "",
+        "process": source.parent.name,
+        "segment": int(source.name.split(".")[0]),
+        "life": 1,
+    }
+    for key in (*attributes, "created_time_s"):
+        try:
+            attributes[key] = file.attrs[key]
+        except _READ_ERRORS:
+            continue
+    return attributes
+
+
+if __name__ == "__main__":
+    print(json.dumps(salvage(Path(sys.argv[1]), Path(sys.argv[2]))))
