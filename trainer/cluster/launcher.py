@@ -1,0 +1,195 @@
+"""A cluster of local processes: started together, watched, ended together; no TensorFlow.
+
+Every process gets the command line of this one and its place in ``TF_CONFIG``, as it would on a
+real cluster. A process that dies ends the run; so do SIGINT, SIGTERM and SIGHUP to the launcher.
+If the launcher itself is killed, the kernel ends its children (`lifetime.die_with_parent`).
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from deepinsight.trainer.cluster.lifetime import GRACE_S, PARENT_VARIABLE
+from deepinsight.trainer.cluster.topology import tf_config
+from deepinsight.trainer.errors import ClusterError
+from deepinsight.trainer.progress import EVENTS_VARIABLE, Reporter
+
+LAUNCH_VARIABLE = "DEEPINSIGHT_LAUNCHED_S"
+POLL_S = 0.1
+TAIL_LINES = 20
+TAIL_BYTES = 16_384
+
+
+@dataclass(frozen=True)
+class _Child:
+    name: str
+    job: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+class Interrupted(Exception):  # noqa: N818 - it is a request, not an error
+    """The launcher got a signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def launch(
+    arguments: Sequence[str], run_dir: str, *, ps: int, workers: int, report: Reporter
+) -> None:
+    """Run a cluster of local processes to its end.
+
+    Args:
+        arguments: Command line for ``python`` in every process.
+        run_dir: Directory of the run; logs go to ``logs/<process>.log`` in it.
+        ps: Number of parameter servers, >= 1.
+        workers: Number of workers, >= 1.
+        report: Takes the processes' events.
+
+    Raises:
+        ClusterError: If a process died; the message says which and shows the end of its log.
+        Interrupted: If the launcher was told to stop. In either case no process is left.
+    """
+    logs = Path(run_dir) / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        addresses = [_reserve_port(stack) for _ in range(ps + workers)]
+        reading, writing = os.pipe()
+        stack.callback(os.close, reading)
+        _raise_on_signals(stack)
+        children: list[_Child] = []
+        try:
+            try:
+                _start(children, arguments, logs, addresses[:ps], addresses[ps:], writing)
+            finally:
+                os.close(writing)
+            _watch(children, reading, report)
+        finally:
+            _end(children)
+
+
+def _reserve_port(stack: ExitStack) -> str:
+    """An address whose port stays ours until the stack unwinds.
+
+    The port is bound here with SO_REUSEPORT and never listened on; the child's server binds it too
+    (``TF_GRPC_REUSE_PORT``) and gets all connections. So no other process can take it in between.
+    """
+    holder = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+def _raise_on_signals(stack: ExitStack) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for again in numbers:
+            signal.signal(again, signal.SIG_IGN)  # ending the children is not to be interrupted
+        raise Interrupted(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        stack.callback(signal.signal, number, signal.signal(number, interrupt))
+
+
+def _start(
+    children: list[_Child],
+    arguments: Sequence[str],
+    logs: Path,
+    ps: Sequence[str],
+    workers: Sequence[str],
+    events: int,
+) -> None:
+    """Start the processes, adding each to `children` at once."""
+    for job, addresses in (("ps", ps), ("worker", workers)):
+        for index in range(len(addresses)):
+            name = f"{job}-{index}"
+            environment = {
+                **os.environ,
+                "TF_CONFIG": tf_config(ps, workers, job, index),
+                "TF_GRPC_REUSE_PORT": "1",
+                "PYTHONUNBUFFERED": "1",
+                PARENT_VARIABLE: str(os.getpid()),
+                EVENTS_VARIABLE: str(events),
+                LAUNCH_VARIABLE: repr(time.time()),
+            }
+            log = logs / f"{name}.log"
+            with log.open("ab") as out:
+                process = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[events],
+                    start_new_session=True,  # Ctrl-C goes to the launcher alone
+                )
+            children.append(_Child(name, job, process, log))
+
+
+def _watch(children: Sequence[_Child], reading: int, report: Reporter) -> None:
+    """Pass events on until every worker has ended well."""
+    rest = b""
+    while True:
+        ended = [(child, child.process.poll()) for child in children]
+        over = all(status == 0 for child, status in ended if child.job == "worker")
+        readable, _, _ = select.select([reading], [], [], 0 if over else POLL_S)
+        if readable:
+            chunk = os.read(reading, 1 << 16)
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                report(json.loads(line))
+            if chunk:
+                continue
+        for child, status in ended:
+            if status is not None and (status != 0 or (child.job == "ps" and not over)):
+                raise ClusterError(_obituary(child, status))
+        if over:
+            return
+        if readable:  # the end of the pipe: all children have ended, wait for their statuses
+            time.sleep(POLL_S)
+
+
+def _obituary(child: _Child, status: int) -> str:
+    how = f"ended with status {status}"
+    if status < 0:
+        how = f"was killed by {signal.Signals(-status).name}"
+    return (
+        f"{child.name} {how}, so the run was ended. The end of {child.log}:\n\n{_tail(child.log)}"
+    )
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    lines = text.splitlines()[-TAIL_LINES:]
+    return "\n".join(f"  {line}" for line in lines) or "  (empty)"
+
+
+def _end(children: Sequence[_Child]) -> None:
+    """End what is left: workers first, so that they can save, then parameter servers."""
+    for job, patience_s in (("worker", GRACE_S + 1.5), ("ps", 0.5)):
+        mine = [child for child in children if child.job == job]
+        for child in mine:
+            if child.process.poll() is None:
+                child.process.terminate()
+        end = time.monotonic() + patience_s
+        for child in mine:
+            try:
+                child.process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()

@@ -1,0 +1,68 @@
+"""How a process of a run ends when it is told to, or when its launcher is gone; no TensorFlow."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+PARENT_VARIABLE = "DEEPINSIGHT_PARENT_PID"
+GRACE_S = 2.0
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when its launcher ends, however that ends (Linux).
+
+    Does nothing in a process that was not started by the launcher.
+    """
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        os._exit(1)  # the launcher was gone before the kernel was asked
+
+
+class Termination:
+    """Turns SIGINT and SIGTERM into a request to stop, also while TensorFlow blocks the main thread.
+
+    A handler would run only when ``Session.run`` returns, which it may never do once another
+    process is gone. So a thread of its own waits for the signals: it sets `requested`, and when the
+    process is still there `GRACE_S` later, it runs the last acts and ends the process.
+
+    Make it in the main thread before any other thread starts: threads inherit the signal mask.
+    """
+
+    def __init__(self) -> None:
+        self.requested = threading.Event()
+        self.signal: int | None = None
+        self._last_acts: list[Callable[[], None]] = []
+        self._signals = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        threading.Thread(target=self._wait, name="termination", daemon=True).start()
+
+    def before_forced_end(self, act: Callable[[], None]) -> None:
+        """Add something to do before the process is ended by force."""
+        self._last_acts.append(act)
+
+    @property
+    def exit_status(self) -> int:
+        """128 + the signal's number, as a shell has it; 0 without a signal."""
+        return 0 if self.signal is None else 128 + self.signal
+
+    def _wait(self) -> None:
+        self.signal = signal.sigwait(self._signals)
+        self.requested.set()
+        timer = threading.Event()
+        timer.wait(GRACE_S)
+        helper = threading.Thread(target=self._act, daemon=True)
+        helper.start()
+        helper.join(GRACE_S / 2)
+        os._exit(self.exit_status)
+
+    def _act(self) -> None:
+        for act in self._last_acts:
+            act()

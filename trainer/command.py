@@ -1,0 +1,329 @@
+"""``deepinsight train``: train a model on local processes, or take a place in a cluster."""
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from deepinsight.errors import DeepInsightError
+from deepinsight.trainer import options as known
+from deepinsight.trainer.cluster.launcher import LAUNCH_VARIABLE, Interrupted, launch
+from deepinsight.trainer.cluster.lifetime import Termination, die_with_parent
+from deepinsight.trainer.cluster.topology import Topology, read_tf_config
+from deepinsight.trainer.errors import OptionError
+from deepinsight.trainer.options import Options
+from deepinsight.trainer.progress import (
+    EVENTS_VARIABLE,
+    Display,
+    Event,
+    Reporter,
+    pipe_reporter,
+    summary,
+)
+
+DESCRIPTION = """\
+Train a model on parameter servers and workers, and record the run.
+
+Without TF_CONFIG in the environment all processes are started on this machine; --workers 1 --ps 0
+is a plain run in one process. With TF_CONFIG (jobs chief, worker and ps) this process takes its
+place in a cluster: start it with the same options everywhere.
+"""
+DEFAULT_STEPS = 2000
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; defaults that depend on other options are left to `Options`."""
+    top = argparse.ArgumentParser(
+        "deepinsight train",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    run = top.add_argument_group("run")
+    run.add_argument(
+        "--run-dir", metavar="DIR", help="where (default: runs/, named by the options)"
+    )
+    run.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
+    run.add_argument("--steps", type=int, help=f"global steps (default: {DEFAULT_STEPS})")
+    run.add_argument(
+        "--epochs", type=int, help="passes over each worker's data (default: no limit)"
+    )
+    run.add_argument("--batch-size", type=int, help="examples per worker and step (default: 100)")
+    run.add_argument("--eval-every", type=int, help="global steps; 0: at the end (default: 200)")
+    run.add_argument(
+        "--checkpoint-every", type=int, help="global steps; 0: no checkpoints (default: 1000)"
+    )
+    run.add_argument(
+        "--trace-every",
+        type=int,
+        help="global steps between snapshots of weights and gradients; 0: none (default: 100)",
+    )
+    run.add_argument("--seed", type=int, help="of weights and batches (default: 1)")
+    _add_model(top.add_argument_group("model and update rule"))
+    _add_data(top.add_argument_group("data"))
+    _add_cluster(top.add_argument_group("cluster"))
+    return top
+
+
+def _add_model(group: Any) -> None:
+    group.add_argument("--model", choices=known.MODELS, help="(default: wide-deep)")
+    group.add_argument(
+        "--hidden",
+        type=_widths,
+        metavar="N,N,…",
+        help="widths of the tower (default: dense 256,128,64,32; wide-deep 64,32)",
+    )
+    group.add_argument("--embedding-dim", type=int, help="wide-deep (default: 8)")
+    group.add_argument("--input-width", type=int, help="dense: input columns (default: 1130)")
+    group.add_argument("--optimizer", choices=known.OPTIMIZERS, help="(default: adagrad)")
+    rates = ", ".join(f"{name} {rate}" for name, rate in known.DEFAULT_LEARNING_RATES.items())
+    group.add_argument("--learning-rate", type=float, help=f"(default: {rates})")
+    group.add_argument("--momentum", type=float, help="of --optimizer momentum (default: 0.9)")
+
+
+def _add_data(group: Any) -> None:
+    group.add_argument("--data", choices=known.DATA, help="(default: digits)")
+    group.add_argument("--data-path", metavar="FILE", help="criteo: the file, .gz or plain")
+    group.add_argument("--hash-buckets", type=int, help="criteo: IDs per category (default: 10000)")
+    group.add_argument(
+        "--held-out", type=int, help="ctr, criteo: held-out examples (default: 4096)"
+    )
+    group.add_argument("--ctr-groups", type=int, help="feature groups (default: 8)")
+    group.add_argument("--ctr-slots", type=int, help="IDs per group (default: 2)")
+    group.add_argument("--ctr-vocabulary", type=int, help="different IDs per group (default: 1000)")
+    group.add_argument("--ctr-zipf", type=float, help="exponent of the Zipf law (default: 1.1)")
+    group.add_argument("--ctr-click-rate", type=float, help="share of clicks (default: 0.2)")
+    group.add_argument("--ctr-signal", type=float, help="spread of the true score (default: 1.5)")
+    group.add_argument(
+        "--ctr-drift", type=int, help="examples per turn of the truth; 0: none (default: 0)"
+    )
+    group.add_argument(
+        "--ctr-leak", type=float, help="strength 0 to 1 of a leaking group (default: 0: no group)"
+    )
+
+
+def _add_cluster(group: Any) -> None:
+    group.add_argument("--ps", type=int, help="parameter servers (default: 1)")
+    group.add_argument("--workers", type=int, help="(default: 2)")
+    group.add_argument("--synchronization", choices=known.SYNCHRONIZATIONS, help="(default: async)")
+    group.add_argument(
+        "--replicas-to-aggregate",
+        type=int,
+        help="sync: gradients per round; workers beyond it are backups (default: all workers)",
+    )
+    group.add_argument(
+        "--barrier-timeout",
+        type=float,
+        help="seconds that the chief waits at the end while no one makes a step (default: 60)",
+    )
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    return tuple(int(width) for width in text.split(","))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    die_with_parent()
+    given = vars(parser().parse_args(arguments))
+    try:
+        topology = _place(given)
+        options = _options(given)
+        if topology is not None:
+            _run_task(options, topology)
+        _check_run_dir(options)
+        if options.ps == 0:
+            _run_alone(options)
+        return _run_cluster(options, arguments)
+    except DeepInsightError as error:
+        print(f"deepinsight train: {error}", file=sys.stderr)
+        return 2 if isinstance(error, OptionError) else 1
+
+
+def _place(given: dict[str, Any]) -> Topology | None:
+    """This process's place in a cluster, and the sizes of the cluster put into `given`."""
+    if "TF_CONFIG" not in os.environ:
+        return None
+    topology = read_tf_config(os.environ["TF_CONFIG"])
+    for name, size in (("ps", len(topology.ps)), ("workers", len(topology.workers))):
+        if given.setdefault(name, size) != size:
+            raise OptionError(
+                f"--{name} must agree with TF_CONFIG, which has {size}. Received: {given[name]}. "
+                f"Leave it out."
+            )
+    return topology
+
+
+def _options(given: dict[str, Any]) -> Options:
+    if "run_dir" not in given:
+        if given.get("resume"):
+            raise OptionError("--resume needs --run-dir, the run to continue.")
+        if "TF_CONFIG" in os.environ:
+            raise OptionError("In a cluster --run-dir must be given, the same for every process.")
+        given = {**given, "run_dir": _new_run_dir(given)}
+    if "steps" not in given:
+        given = {**given, "steps": None if "epochs" in given else DEFAULT_STEPS}
+    return Options(**given)
+
+
+def _new_run_dir(given: dict[str, Any]) -> str:
+    parts = [
+        given.get("data", Options.data),
+        given.get("model", Options.model),
+        given.get("optimizer", Options.optimizer),
+        given.get("synchronization", Options.synchronization),
+        time.strftime("%Y%m%d-%H%M%S"),
+    ]
+    return str(Path("runs") / "-".join(parts))
+
+
+def _check_run_dir(options: Options) -> None:
+    """Refuse to write over a run, or to continue what is not there or is something else."""
+    from deepinsight.traces import open_run
+
+    path = Path(options.run_dir)
+    exists = (path / "run.json").exists()
+    if not options.resume:
+        if exists:
+            raise OptionError(
+                f"--run-dir {path} already holds a run. Give another one, or --resume to continue."
+            )
+        return
+    if not exists:
+        raise OptionError(f"--resume: there is no run in --run-dir {path}.")
+    if not (path / "checkpoints" / "checkpoint").exists():
+        raise OptionError(
+            f"--resume: {path} has no checkpoint. It was trained with --checkpoint-every 0 or "
+            f"ended before its first; start a new run."
+        )
+    with open_run(path) as run:
+        options.check_resumes(run.config)
+
+
+def _run_cluster(options: Options, arguments: Sequence[str]) -> int:
+    display = Display(options.steps)
+    display.line(
+        f"{options.model} on {options.data}, {options.synchronization} {options.optimizer}: "
+        f"{options.ps} ps, {options.workers} workers; logs in {options.run_dir}/logs"
+    )
+    command = ["-m", "deepinsight.trainer.command", *arguments, "--run-dir", options.run_dir]
+    try:
+        launch(command, options.run_dir, ps=options.ps, workers=options.workers, report=display)
+    except Interrupted as signal:
+        display.clear()
+        resume = " --resume continues it." if options.checkpoint_every else ""
+        display.line(f"ended by {signal}; the run is in {options.run_dir}.{resume}")
+        return 128 + signal.number
+    except DeepInsightError:
+        display.clear()
+        raise
+    display.clear()
+    for line in summary(display, options.run_dir, _bayes_auc(options)):
+        display.line(line)
+    return 0
+
+
+def _run_alone(options: Options) -> NoReturn:
+    """Train in this process."""
+    display = Display(options.steps)
+    _quiet()
+    termination = Termination()
+    _train(options, None, display, termination, time.time())
+    display.clear()
+    if termination.requested.is_set():
+        display.line(f"ended by a signal; the run is in {options.run_dir}.")
+    else:
+        for line in summary(display, options.run_dir, _bayes_auc(options)):
+            display.line(line)
+    _leave(termination.exit_status)
+
+
+def _run_task(options: Options, topology: Topology) -> NoReturn:
+    """Be one process of a cluster."""
+    _quiet()
+    if topology.job == "ps":
+        _import("deepinsight.trainer.cluster.parting").serve(topology)
+        _leave(0)
+    termination = Termination()
+    events = os.environ.get(EVENTS_VARIABLE)
+    if events is not None:
+        report: Reporter = pipe_reporter(int(events))
+    else:
+        display = Display(options.steps)
+        report = _only_mine(display, topology)
+        if topology.is_chief:
+            _check_run_dir(options)
+    launched = float(os.environ.get(LAUNCH_VARIABLE, time.time()))
+    _train(options, topology, report, termination, launched)
+    if events is None and topology.is_chief:
+        display.clear()
+        for line in summary(display, options.run_dir, _bayes_auc(options)):
+            display.line(line)
+    _leave(termination.exit_status)
+
+
+def _only_mine(display: Display, topology: Topology) -> Reporter:
+    """Without a launcher every process shows its own start, and the chief the run."""
+
+    def report(event: Event) -> None:
+        if topology.is_chief or event["kind"] == "started":
+            display(event)
+
+    return report
+
+
+def _train(
+    options: Options,
+    topology: Topology | None,
+    report: Reporter,
+    termination: Termination,
+    launched_s: float,
+) -> None:
+    began = time.time()
+    worker = _import("deepinsight.trainer.worker")
+    import_s = time.time() - began
+    data = _import("deepinsight.trainer.data").open_data(options)
+    worker.Worker(options, data, topology, report, termination, launched_s, import_s).run()
+
+
+def _import(name: str) -> Any:
+    """Import what needs TensorFlow, or say how to get it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("tensorflow", "sklearn"):
+            raise
+        raise OptionError(
+            f"Training needs {error.name}. Install it with: pip install 'deepinsight[trainer]'"
+        ) from error
+
+
+def _bayes_auc(options: Options) -> float | None:
+    if options.data != "ctr" or options.ctr_drift:
+        return None
+    facts = _import("deepinsight.trainer.data").open_data(options).facts()
+    return float(facts["bayes_auc"])
+
+
+def _quiet() -> None:
+    """Keep TensorFlow to the processor and its start-up notes out of the logs."""
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process without waiting for TensorFlow's server threads, which never end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""The models; `create_model` makes the variables of the one that the options name."""
+
+from deepinsight.trainer.data.base import DataSet
+from deepinsight.trainer.models.base import Model
+from deepinsight.trainer.models.dense import Dense, column_slices
+from deepinsight.trainer.models.wide_deep import WideDeep
+from deepinsight.trainer.options import Options
+
+__all__ = ["Dense", "Model", "WideDeep", "column_slices", "create_model"]
+
+
+def create_model(options: Options, data: DataSet) -> Model:
+    """Create the variables of a model in the default graph, where its device function puts them.
+
+    Raises:
+        OptionError: If the model cannot take the data set's examples.
+    """
+    if options.model == "dense":
+        return Dense(data.groups, options.input_width, options.hidden, options.seed)
+    return WideDeep(data.groups, options.embedding_dim, options.hidden, options.seed)

@@ -1,0 +1,18 @@
+"""How gradients reach the variables: the update rules, and where the gradients meet."""
+
+from deepinsight.trainer.optimizers.exchange import LeastLoaded, exchange_gradients, pull
+from deepinsight.trainer.optimizers.push import Push, push_async, push_sync
+from deepinsight.trainer.optimizers.rules import create_rule
+from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
+
+__all__ = [
+    "LeastLoaded",
+    "Push",
+    "UpdateCounts",
+    "Versions",
+    "create_rule",
+    "exchange_gradients",
+    "pull",
+    "push_async",
+    "push_sync",
+]

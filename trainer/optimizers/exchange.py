@@ -1,0 +1,117 @@
+"""What travels between a worker and its parameter servers, in one message each way and server.
+
+TensorFlow's runtime pays for every tensor that crosses from one process to another, not for its
+bytes. So the values of a server's dense variables are packed into one vector before they leave
+it, and the worker's gradients are packed likewise; the variables themselves stay as they are.
+Rows of embedding tables are looked up, and their gradients expanded, on the server (the model
+does the former, `exchange_gradients` the latter).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from deepinsight.trainer.models.base import Model
+
+v1 = tf.compat.v1
+GradientAndVariable = tuple[tf.Tensor | tf.IndexedSlices, tf.Variable]
+
+
+class LeastLoaded:
+    """A placement strategy for `replica_device_setter`: each variable to the emptiest server."""
+
+    def __init__(self, servers: int) -> None:
+        self._bytes = [0] * servers
+
+    def __call__(self, op: tf.Operation) -> int:
+        """The task index for a variable's handle op."""
+        task = int(np.argmin(self._bytes))
+        elements = op.get_attr("shape")
+        count = int(np.prod([dim.size for dim in elements.dim], dtype=np.int64))
+        self._bytes[task] += count * tf.as_dtype(op.get_attr("dtype")).size
+        return task
+
+
+def by_device(variables: Mapping[str, tf.Variable]) -> dict[str, list[str]]:
+    """The names of the variables on each device, in the order given."""
+    names: dict[str, list[str]] = {}
+    for name, variable in variables.items():
+        names.setdefault(variable.device, []).append(name)
+    return names
+
+
+def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+
+
+def _unpack(packed: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    sizes = [int(np.prod(variable.shape.as_list())) for variable in variables]
+    parts = tf.split(packed, sizes)
+    return [
+        tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)
+    ]
+
+
+def pull(variables: Mapping[str, tf.Variable]) -> dict[str, tf.Tensor]:
+    """Read variables where they are and bring their values here.
+
+    Args:
+        variables: The variables by name.
+
+    Returns:
+        Their values by name, on the device of the calling scope. The reads run under the control
+        dependencies of the calling scope.
+    """
+    values: dict[str, tf.Tensor] = {}
+    for device, names in by_device(variables).items():
+        there = [variables[name] for name in names]
+        with tf.device(device):
+            read = [variable.read_value() for variable in there]
+            packed = _pack(read) if device and len(read) > 1 else None
+        values.update(zip(names, read if packed is None else _unpack(packed, there), strict=True))
+    return {name: values[name] for name in variables}
+
+
+def exchange_gradients(
+    loss: tf.Tensor, model: Model, pulled: Mapping[str, tf.Tensor]
+) -> list[GradientAndVariable]:
+    """Compute the gradients here and bring them to the devices of their variables.
+
+    Args:
+        loss: The loss, a scalar that depends on all of the model's variables.
+        model: The model.
+        pulled: What `pull` returned for `model.dense`, used in the forward pass.
+
+    Returns:
+        (gradient, variable) pairs, each gradient on its variable's device; sparse gradients have
+        sorted, unique indices (TensorFlow's sparse accumulators rely on it).
+    """
+    sources = [pulled[name] for name in model.dense]
+    handles = [table.handle for table in model.tables.values()]
+    # Colocation keeps the gradient of a lookup on the server that did the lookup.
+    gradients = v1.gradients(loss, sources + handles, colocate_gradients_with_ops=True)
+    dense = dict(zip(model.dense, gradients, strict=False))
+    pairs: dict[str, tf.Tensor | tf.IndexedSlices] = {}
+    for device, names in by_device(model.dense).items():
+        there = [model.dense[name] for name in names]
+        mine = [dense[name] for name in names]
+        if device and len(mine) > 1:
+            packed = _pack(mine)
+            with tf.device(device):
+                mine = _unpack(packed, there)
+        pairs.update(zip(names, mine, strict=True))
+    for (name, table), gradient in zip(
+        model.tables.items(), gradients[len(sources) :], strict=True
+    ):
+        with tf.device(table.device):
+            pairs[name] = _sum_rows(gradient)
+    return [(pairs[name], variable) for name, variable in model.variables.items()]
+
+
+def _sum_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Sum the rows that share an index; indices come out sorted."""
+    order = tf.argsort(gradient.indices)
+    indices, segments = tf.unique(tf.gather(gradient.indices, order))
+    values = tf.math.segment_sum(tf.gather(gradient.values, order), segments)
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)

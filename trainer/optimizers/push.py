@@ -1,0 +1,113 @@
+"""The two ways in which a worker's gradients meet the variables.
+
+Both return a `Push`: the op that is a training step, and one small tensor per parameter server
+that says what happened to it. Fetch both in one `Session.run`.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+from deepinsight.trainer.optimizers.sync_replicas import CountingSyncReplicas
+from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
+
+v1 = tf.compat.v1
+
+
+class Push(NamedTuple):
+    """A training step.
+
+    Attributes:
+        op: Runs the step.
+        step: async: the global step before this update; sync: the round that the gradients were
+            computed for. int64 scalar.
+        staleness: Updates by others between the pull and the push.
+        token: sync: the round to compute gradients for next; async: None.
+        decided: sync: `CountingSyncReplicas.decided`; async: None.
+        sync: The synchronizer, or None.
+    """
+
+    op: tf.Operation
+    step: tf.Tensor
+    staleness: Versions
+    token: tf.Tensor | None = None
+    decided: tf.Tensor | None = None
+    sync: CountingSyncReplicas | None = None
+
+
+def push_async(
+    rule: v1.train.Optimizer,
+    gradients: list[GradientAndVariable],
+    counts: UpdateCounts,
+    pulled: Versions,
+) -> Push:
+    """Apply the gradients as soon as they arrive (Downpour).
+
+    Args:
+        rule: The update rule.
+        gradients: What `exchange_gradients` returned.
+        counts: The update counters.
+        pulled: Their values at the pull.
+    """
+    graph = v1.get_default_graph()
+    known = len(graph.get_operations())
+    apply = rule.apply_gradients(gradients)
+    before = counts.raise_after(graph.get_operations()[known:], apply)
+    with tf.device(counts.global_step.device):
+        op = tf.group(apply, *before.tensors())
+    return Push(op, before.overall, before.since(pulled))
+
+
+def push_sync(
+    rule: v1.train.Optimizer,
+    gradients: list[GradientAndVariable],
+    counts: UpdateCounts,
+    pulled: Versions,
+    *,
+    worker: int,
+    workers: int,
+    replicas_to_aggregate: int,
+) -> Push:
+    """Hand the gradients to the accumulators of SyncReplicas and wait for the round's end.
+
+    The staleness counts the updates between the pull and the arrival at the accumulators: it is 0
+    for every push that is accepted, because one that missed a round is dropped.
+
+    Args:
+        rule: The update rule, applied by the chief once per round.
+        gradients: What `exchange_gradients` returned.
+        counts: The update counters, raised once per round.
+        pulled: Their values at the pull.
+        worker: Index of this worker.
+        workers: Number of workers.
+        replicas_to_aggregate: Gradients per round, <= `workers`.
+    """
+    arrival = [
+        tensor
+        for gradient, _ in gradients
+        for tensor in ([gradient] if isinstance(gradient, tf.Tensor) else [gradient.values])
+    ]
+    with tf.control_dependencies(arrival):
+        arrived = counts.read()
+    sync = CountingSyncReplicas(
+        rule, counts, worker=worker, workers=workers, replicas_to_aggregate=replicas_to_aggregate
+    )
+    op = sync.apply_gradients(
+        [(_after(arrived.tensors(), gradient), variable) for gradient, variable in gradients],
+        counts.global_step,
+    )
+    return Push(op, sync.pushed_for, arrived.since(pulled), sync.token, sync.decided, sync)
+
+
+def _after(
+    before: list[tf.Tensor], gradient: tf.Tensor | tf.IndexedSlices
+) -> tf.Tensor | tf.IndexedSlices:
+    """The same gradient, on its own device, only after other tensors are there."""
+    if isinstance(gradient, tf.Tensor):
+        with tf.device(gradient.device), tf.control_dependencies(before):
+            return tf.identity(gradient)
+    with tf.device(gradient.values.device), tf.control_dependencies(before):
+        return tf.IndexedSlices(
+            tf.identity(gradient.values), tf.identity(gradient.indices), gradient.dense_shape
+        )

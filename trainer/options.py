@@ -1,0 +1,184 @@
+"""What a run is told: one frozen object, checked once, the same in every process."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from deepinsight.trainer.errors import OptionError
+
+MODELS = ("dense", "wide-deep")
+DATA = ("digits", "ctr", "criteo")
+OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "ftrl")
+SYNCHRONIZATIONS = ("async", "sync")
+
+DEFAULT_LEARNING_RATES = {
+    "sgd": 0.1,
+    "momentum": 0.02,
+    "adagrad": 0.05,
+    "adam": 0.001,
+    "ftrl": 0.05,
+}
+DEFAULT_HIDDEN = {"dense": (256, 128, 64, 32), "wide-deep": (64, 32)}
+
+# What a resumed run must share with the run that it continues: the shapes of the model and the
+# law of the data. Everything else (rule's rate, batch size, cluster, cadence) may change.
+MODEL_OPTIONS = ("model", "hidden", "embedding_dim", "input_width", "optimizer")
+DATA_OPTIONS = (
+    "data",
+    "data_path",
+    "hash_buckets",
+    "ctr_groups",
+    "ctr_slots",
+    "ctr_vocabulary",
+    "ctr_zipf",
+    "ctr_click_rate",
+    "ctr_signal",
+    "ctr_drift",
+    "ctr_leak",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``deepinsight train``; each is described by its ``--help``.
+
+    Raises:
+        OptionError: If a value is out of range or two options contradict each other.
+    """
+
+    run_dir: str
+    model: str = "wide-deep"
+    hidden: tuple[int, ...] = ()
+    embedding_dim: int = 8
+    input_width: int = 1130
+    data: str = "digits"
+    data_path: str | None = None
+    hash_buckets: int = 10_000
+    held_out: int = 4096
+    ctr_groups: int = 8
+    ctr_slots: int = 2
+    ctr_vocabulary: int = 1000
+    ctr_zipf: float = 1.1
+    ctr_click_rate: float = 0.2
+    ctr_signal: float = 1.5
+    ctr_drift: int = 0
+    ctr_leak: float = 0.0
+    optimizer: str = "adagrad"
+    learning_rate: float | None = None
+    momentum: float = 0.9
+    synchronization: str = "async"
+    replicas_to_aggregate: int | None = None
+    ps: int = 1
+    workers: int = 2
+    batch_size: int = 100
+    steps: int | None = 2000
+    epochs: int | None = None
+    eval_every: int = 200
+    checkpoint_every: int = 1000
+    trace_every: int = 100
+    seed: int = 1
+    resume: bool = False
+    barrier_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("model", MODELS),
+            ("data", DATA),
+            ("optimizer", OPTIMIZERS),
+            ("synchronization", SYNCHRONIZATIONS),
+        ):
+            self._check(name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
+        self._settle()
+        self._check_ranges()
+        self._check_combinations()
+
+    def _settle(self) -> None:
+        """Put in the defaults that depend on other options."""
+        settled: dict[str, Any] = {"hidden": tuple(self.hidden) or DEFAULT_HIDDEN[self.model]}
+        if self.learning_rate is None:
+            settled["learning_rate"] = DEFAULT_LEARNING_RATES[self.optimizer]
+        if self.synchronization == "sync" and self.replicas_to_aggregate is None:
+            settled["replicas_to_aggregate"] = self.workers
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+
+    def _check(self, name: str, holds: bool, must: str) -> None:
+        if not holds:
+            raise OptionError(f"{_flag(name)} must be {must}. Received: {getattr(self, name)}.")
+
+    def _check_ranges(self) -> None:
+        at_least = {
+            "embedding_dim": 1, "input_width": 1, "hash_buckets": 2, "held_out": 2,
+            "ctr_groups": 1, "ctr_slots": 1, "ctr_vocabulary": 2, "ctr_drift": 0,
+            "ps": 0, "workers": 1, "batch_size": 1, "eval_every": 0, "checkpoint_every": 0,
+            "trace_every": 0, "seed": 0,
+        }  # fmt: skip
+        for name, least in at_least.items():
+            self._check(name, getattr(self, name) >= least, f">= {least}")
+        self._check("hidden", all(width >= 1 for width in self.hidden), "widths >= 1")
+        for name in ("steps", "epochs", "replicas_to_aggregate"):
+            value = getattr(self, name)
+            self._check(name, value is None or value >= 1, ">= 1")
+        for name in ("learning_rate", "ctr_signal", "barrier_timeout"):
+            self._check(name, 0 < getattr(self, name) < math.inf, "finite and > 0")
+        self._check("momentum", 0 <= self.momentum < 1, ">= 0 and < 1")
+        self._check("ctr_zipf", 0 <= self.ctr_zipf < math.inf, "finite and >= 0")
+        self._check("ctr_click_rate", 0 < self.ctr_click_rate < 1, "> 0 and < 1")
+        self._check("ctr_leak", 0 <= self.ctr_leak <= 1, ">= 0 and <= 1")
+
+    def _check_combinations(self) -> None:
+        if self.steps is None and self.epochs is None:
+            raise OptionError("One of --steps and --epochs must be given, or training never ends.")
+        if self.ps == 0 and self.workers > 1:
+            raise OptionError(
+                f"Several workers share their variables on a parameter server: --workers "
+                f"{self.workers} needs --ps >= 1. Received: --ps 0."
+            )
+        if self.data == "criteo" and not self.data_path:
+            raise OptionError("--data criteo needs --data-path, the file of tab-separated values.")
+        if self.data != "criteo" and self.data_path:
+            raise OptionError(f"--data {self.data} reads no file. Leave out --data-path.")
+        if self.data == "ctr" and self.epochs is not None:
+            raise OptionError("--data ctr is an endless stream. Use --steps, not --epochs.")
+        if self.replicas_to_aggregate is not None:
+            if self.synchronization != "sync":
+                raise OptionError("--replicas-to-aggregate needs --synchronization sync.")
+            if self.replicas_to_aggregate > self.workers:
+                raise OptionError(
+                    f"--replicas-to-aggregate must be <= --workers ({self.workers}); the workers "
+                    f"beyond it are backups. Received: {self.replicas_to_aggregate}."
+                )
+
+    def config(self) -> dict[str, Any]:
+        """The options as JSON values, for ``run.json``; `hidden` becomes a list."""
+        values = dataclasses.asdict(self)
+        for name in ("run_dir", "resume"):
+            del values[name]
+        return {**values, "hidden": list(self.hidden)}
+
+    def check_resumes(self, config: dict[str, Any]) -> None:
+        """Check that a run with this configuration can be continued with these options.
+
+        Args:
+            config: `Run.config` of the run to continue.
+
+        Raises:
+            OptionError: If the model or the data differ; the message names the option.
+        """
+        mine = self.config()
+        for name in (*MODEL_OPTIONS, *DATA_OPTIONS):
+            if name in config and config[name] != mine[name]:
+                raise OptionError(
+                    f"--resume continues the same model on the same data: {_flag(name)} was "
+                    f"{_shown(config[name])} in {self.run_dir}. Received: {_shown(mine[name])}. "
+                    f"Give the same value, or start a new run in another --run-dir."
+                )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

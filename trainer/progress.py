@@ -1,0 +1,154 @@
+"""What the processes of a run tell the launcher, and how it is shown.
+
+A process writes one JSON object per line into a pipe; a line is shorter than a pipe's atomic
+write, so lines of several processes do not mix. `kind` says what it is:
+
+========  ==================================================================================
+started   a worker has made its first step: import_s, startup_s (from launch, imports included)
+step      a worker has come to global step `step` with batch loss `loss` (a few times a second)
+eval      the chief has evaluated: step, loss, auc, train_loss, train_auc
+done      a worker has ended: reason, pushes, first_step, last_step, first_time_s, last_time_s,
+          staleness (mean), dropped
+========  ==================================================================================
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+EVENTS_VARIABLE = "DEEPINSIGHT_EVENTS_FD"
+LINE_EVERY_S = 10.0
+BAR_EVERY_S = 0.1
+BAR_WIDTH = 24
+
+Event = dict[str, Any]
+Reporter = Callable[[Event], None]
+
+
+def pipe_reporter(file_descriptor: int) -> Reporter:
+    """A reporter that writes into the launcher's pipe."""
+
+    def report(event: Event) -> None:
+        try:
+            os.write(file_descriptor, (json.dumps(event) + "\n").encode())
+        except OSError:
+            pass  # The launcher is gone; this process is about to be ended.
+
+    return report
+
+
+class Display:
+    """Shows events: one moving bar on a terminal, now and then a line elsewhere.
+
+    Args:
+        steps: The global step at which training ends, or None.
+        out: Where to write.
+    """
+
+    def __init__(self, steps: int | None, out: TextIO | None = None) -> None:
+        self._steps, self._out = steps, out or sys.stdout
+        self._moving = self._out.isatty()
+        self._started = time.monotonic()
+        self._shown_at = float("-inf")
+        self._step, self._loss = 0, float("nan")
+        self._evaluation: Event | None = None
+        self.startup: dict[str, Event] = {}
+        self.done: dict[str, Event] = {}
+
+    @property
+    def evaluation(self) -> Event | None:
+        """The newest evaluation."""
+        return self._evaluation
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event."""
+        kind = event["kind"]
+        if kind == "started":
+            self.startup[event["process"]] = event
+            self.line(
+                f"{event['process']}: first step {event['startup_s']:.1f} s after launch "
+                f"({event['import_s']:.1f} s of it imports)"
+            )
+        elif kind == "eval":
+            self._evaluation = event
+            if not self._moving:
+                self.line(_evaluation_text(event))
+        elif kind == "done":
+            self.done[event["process"]] = event
+        elif kind == "step" and event["step"] >= self._step:
+            self._step, self._loss = event["step"], event["loss"]
+        self._show()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if now - self._shown_at < (BAR_EVERY_S if self._moving else LINE_EVERY_S):
+            return
+        if self._shown_at == float("-inf") and not self._step:
+            return
+        self._shown_at = now
+        if self._moving:
+            self._out.write("\r\x1b[K" + self._bar())
+            self._out.flush()
+        else:
+            self.line(self._state())
+
+    def _state(self) -> str:
+        of = f"/{self._steps}" if self._steps else ""
+        return f"step {self._step}{of}  loss {self._loss:.4f}"
+
+    def _bar(self) -> str:
+        text = self._state()
+        if self._evaluation:
+            text += f"  eval auc {self._evaluation['auc']:.4f}"
+        if not self._steps:
+            return text
+        filled = min(BAR_WIDTH, BAR_WIDTH * self._step // self._steps)
+        return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {text}"
+
+    def line(self, text: str) -> None:
+        """Write a line, above the bar if there is one."""
+        self._out.write(("\r\x1b[K" if self._moving else "") + text + "\n")
+        self._out.flush()
+
+    def clear(self) -> None:
+        """Take the bar away."""
+        if self._moving:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+
+
+def _evaluation_text(event: Event) -> str:
+    return (
+        f"step {event['step']}  eval loss {event['loss']:.4f} auc {event['auc']:.4f}  "
+        f"train loss {event['train_loss']:.4f} auc {event['train_auc']:.4f}"
+    )
+
+
+def summary(display: Display, run_dir: str, bayes_auc: float | None = None) -> list[str]:
+    """The last words of a run: what was reached, how fast, how stale, and what to type next."""
+    lines = []
+    done = list(display.done.values())
+    evaluation = display.evaluation
+    if evaluation is not None:
+        lines.append("at the end: " + _evaluation_text(evaluation))
+    if bayes_auc is not None:
+        lines.append(f"the best possible auc on this data is {bayes_auc:.4f}")
+    pushes = sum(d["pushes"] for d in done)
+    if pushes:
+        steps = max(d["last_step"] for d in done) - min(d["first_step"] for d in done)
+        seconds = max(d["last_time_s"] for d in done) - min(d["first_time_s"] for d in done)
+        stale = sum(d["staleness"] * d["pushes"] for d in done) / pushes
+        rate = f"{steps / seconds:.0f} steps/s, " if seconds > 0 else ""
+        lines.append(f"{rate}mean staleness {stale:.2f} updates over {pushes} pushes")
+    dropped = [d["dropped"] for d in done if d["dropped"] is not None]
+    if dropped:
+        lines.append(f"{sum(dropped)} of {pushes} gradients dropped")
+    short = [d["process"] for d in done if d["reason"] == "data"]
+    if short:
+        lines.append(f"data ran out on {', '.join(sorted(short))}")
+    parent = os.path.dirname(os.path.normpath(run_dir)) or "."
+    lines += [f"the run is in {run_dir}", f"look at it: deepinsight dashboard {parent}"]
+    return lines

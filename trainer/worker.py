@@ -1,0 +1,395 @@
+"""A worker: it trains, records and, as the chief, evaluates and saves."""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from deepinsight.collectors import TraceHook, probes, trace_tensor
+from deepinsight.trainer.cluster.lifetime import Termination
+from deepinsight.trainer.cluster.parting import Parting, server_config
+from deepinsight.trainer.cluster.topology import Topology, wait_for_servers
+from deepinsight.trainer.data import Batch, DataSet
+from deepinsight.trainer.evaluation import evaluate
+from deepinsight.trainer.graph import Replica, TrainingGraph, build_graph
+from deepinsight.trainer.options import Options
+from deepinsight.trainer.progress import Reporter
+from deepinsight.trainer.sessions import create_session, restored_step
+from deepinsight.traces import Axis
+
+v1 = tf.compat.v1
+REPORT_EVERY_S = 0.25
+AUC_HALF_LIFE = 500  # global steps
+CHECKPOINTS = "checkpoints"
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One worker of a run; `run` does everything.
+
+    Args:
+        options: The run's options.
+        data: The data set.
+        topology: The place in the cluster; None for a run of a single process.
+        report: Takes the events of `deepinsight.trainer.progress`.
+        termination: Says when to stop.
+        launched_s: Unix time of the launch, and the seconds of it that imports took.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        data: DataSet,
+        topology: Topology | None,
+        report: Reporter,
+        termination: Termination,
+        launched_s: float,
+        import_s: float,
+    ) -> None:
+        self._options, self._data, self._topology = options, data, topology
+        self._report, self._termination = report, termination
+        self._launched_s, self._import_s = launched_s, import_s
+        self._chief = topology is None or topology.is_chief
+        self._process = topology.process if topology else "main"
+        self._replica = Replica(
+            topology.index if topology else 0,
+            len(topology.workers) if topology else 1,
+            len(topology.ps) if topology else 0,
+        )
+        self._pushes, self._staleness_sum = 0, 0
+        self._first: tuple[int, float] | None = None
+        self._last: tuple[int, float] = (0, 0.0)
+        self._reported_s = 0.0
+        self._dropped: _Dropped | None = None
+
+    def run(self) -> None:
+        """Train until the steps are done, the data has run out or a signal came."""
+        target, filters = self._start_server()
+        with tf.Graph().as_default():
+            graph = build_graph(self._options, self._data, self._replica)
+            parting = Parting(self._topology) if self._topology else None
+            hook = self._trace_hook(graph)
+            hooks = [hook]
+            if graph.push.sync is not None:
+                hooks.insert(0, graph.push.sync.hook(self._chief))
+            session, saver = create_session(
+                graph,
+                target=target,
+                config=server_config(device_filters=filters),
+                is_chief=self._chief,
+                checkpoint_dir=self._checkpoint_dir if self._chief else None,
+                hooks=hooks,
+            )
+            with session:
+                self._termination.before_forced_end(hook.writer.close)
+                start = self._begin(session, graph)
+                chores = _Chores(self, graph, hook, saver, start) if self._chief else None
+                reason = self._train(session, graph, hook, chores, start)
+                self._part(session, graph, parting, chores)
+                self._report(self._done_event(reason))
+
+    @property
+    def _checkpoint_dir(self) -> str:
+        return str(Path(self._options.run_dir) / CHECKPOINTS)
+
+    def _start_server(self) -> tuple[str, tuple[str, ...]]:
+        """Start this process's server; the session's target and device filters."""
+        topology = self._topology
+        if topology is None:
+            return "", ()
+        server = v1.train.Server(
+            topology.cluster(),
+            job_name="worker",
+            task_index=topology.index,
+            config=server_config(),
+        )
+        wait_for_servers(topology.ps)
+        # Without filters a session waits for every worker of the cluster.
+        return server.target, ("/job:ps", f"/job:worker/task:{topology.index}")
+
+    def _trace_hook(self, graph: TrainingGraph) -> TraceHook:
+        options = self._options
+        trace_tensor("train/batch_loss", graph.loss, "nat", description="Loss of the step's batch.")
+        trace_tensor(
+            "staleness/global", graph.staleness, "updates",
+            description="Global step at the push minus global step at the pull.",
+        )  # fmt: skip
+        trace_tensor(
+            "staleness/variables", graph.variable_staleness, "updates",
+            description="The same for the update count of each variable.",
+            axes=[Axis("variable", tuple(graph.variable_names))],
+        )  # fmt: skip
+        cadence = options.trace_every or None
+        chosen: list[probes.Probe] = [probes.Throughput(every_n_steps=min(cadence or 10, 10))]
+        if cadence:
+            live = probes.AUC(
+                graph.labels, graph.logits, half_life=AUC_HALF_LIFE, window=AUC_HALF_LIFE,
+                from_logits=True, every_n_steps=min(cadence, 20),
+            )  # fmt: skip
+            chosen.append(live)
+        if cadence and self._chief:
+            chosen += [probes.Weights(), probes.Gradients()]
+        return TraceHook(
+            options.run_dir,
+            chosen,
+            every_n_steps=cadence or 10,
+            process=self._process,
+            config={**options.config(), "data_facts": self._data.facts()} if self._chief else None,
+            feature_groups=graph.model.feature_groups() if self._chief else None,
+            batch_size=options.batch_size,
+        )
+
+    def _begin(self, session: v1.train.MonitoredSession, graph: TrainingGraph) -> int:
+        start = restored_step(session, graph.global_step)
+        if graph.push.sync is not None:
+            accepted = _plain(session).run(graph.push.sync.accepted)
+            self._dropped = _Dropped(self._replica.index, int(accepted[self._replica.index]))
+        return start
+
+    def _batches(self, start: int) -> Iterator[Batch]:
+        return self._data.batches(
+            worker=self._replica.index,
+            workers=self._replica.workers,
+            batch_size=self._options.batch_size,
+            seed=self._options.seed,
+            epochs=self._options.epochs,
+            start=start,
+        )
+
+    def _train(
+        self,
+        session: v1.train.MonitoredSession,
+        graph: TrainingGraph,
+        hook: TraceHook,
+        chores: "_Chores | None",
+        start: int,
+    ) -> str:
+        """The training loop.
+
+        Returns:
+            Why it ended: ``"steps"``, ``"data"``, ``"left"`` (another worker left a synchronous
+            run) or ``"interrupted"``.
+        """
+        limit = self._options.steps or math.inf
+        step, fetches = start, _fetches(graph)
+        for batch in self._batches(start):
+            if self._termination.requested.is_set():
+                return "interrupted"
+            if step >= limit:
+                return "steps"
+            out = session.run(fetches, {graph.ids: batch.ids, graph.labels: batch.labels})
+            step = self._after_step(out, hook)
+            if chores is not None:
+                chores.at(_plain(session), step)
+            if step < limit and "decided" in out and out["decided"][-1]:
+                return "left"
+        return "data" if step < limit else "steps"
+
+    def _after_step(self, out: dict[str, Any], hook: TraceHook) -> int:
+        """Count a step; returns the global step that this worker has come to."""
+        now = time.time()
+        step = int(out["token"]) if "token" in out else int(out["step"]) + 1
+        self._pushes += 1
+        self._staleness_sum += int(out["staleness"])
+        if self._first is None:
+            self._first = (step, now)
+            self._report_start(hook, step, now)
+        self._last = (step, now)
+        if self._dropped is not None:
+            if self._dropped.update(int(out["step"]), out["decided"]):
+                hook.writer.record(
+                    "sync/dropped_gradients", self._dropped.count, step=step, unit="gradients",
+                    description="Gradients of this worker that came after their round's end, "
+                    "since the process began.",
+                )  # fmt: skip
+            step = max(step, self._dropped.round)
+        if now - self._reported_s > REPORT_EVERY_S:
+            self._reported_s = now
+            self._report({"kind": "step", "step": step, "loss": float(out["loss"])})
+        return step
+
+    def _report_start(self, hook: TraceHook, step: int, now: float) -> None:
+        startup = now - self._launched_s
+        for name, value, description in (
+            ("startup/imports", self._import_s, "Time that imports took in this process."),
+            ("startup/first_step", startup, "From launch to the end of the first step."),
+        ):
+            hook.writer.record(name, value, step=step, unit="s", description=description)
+        self._report(
+            {
+                "kind": "started",
+                "process": self._process,
+                "import_s": self._import_s,
+                "startup_s": startup,
+            }
+        )
+
+    def _part(
+        self,
+        session: v1.train.MonitoredSession,
+        graph: TrainingGraph,
+        parting: Parting | None,
+        chores: "_Chores | None",
+    ) -> None:
+        """Leave the cluster: at once as a worker, last as the chief."""
+        plain = _plain(session)
+        interrupted = self._termination.requested.is_set()
+        if graph.push.sync is not None and not interrupted:
+            plain.run(graph.push.sync.leave_op)
+        if chores is None:
+            if parting is not None:
+                plain.run(parting.done_op)
+            return
+        if parting is not None and not interrupted:
+            parting.wait_for_others(plain, graph.global_step, self._options.barrier_timeout)
+        chores.finish(plain, interrupted)
+        if parting is not None:
+            parting.stop_servers(plain)
+
+    def _done_event(self, reason: str) -> dict[str, Any]:
+        first = self._first or (0, 0.0)
+        return {
+            "kind": "done",
+            "process": self._process,
+            "reason": reason,
+            "pushes": self._pushes,
+            "first_step": first[0],
+            "last_step": self._last[0],
+            "first_time_s": first[1],
+            "last_time_s": self._last[1],
+            "staleness": self._staleness_sum / self._pushes if self._pushes else 0.0,
+            "dropped": self._dropped.count if self._dropped else None,
+        }
+
+
+def _fetches(graph: TrainingGraph) -> dict[str, Any]:
+    fetches: dict[str, Any] = {
+        "op": graph.push.op,
+        "step": graph.step,
+        "loss": graph.loss,
+        "staleness": graph.staleness,
+    }
+    if graph.decided is not None:
+        fetches |= {"token": graph.token, "decided": graph.decided}
+    return fetches
+
+
+def _plain(session: v1.train.MonitoredSession) -> v1.Session:
+    """The session without its hooks."""
+    return session.run_step_fn(lambda step_context: step_context.session)
+
+
+class _Dropped:
+    """Counts a worker's dropped gradients; see `deepinsight.trainer.optimizers.sync_replicas`."""
+
+    def __init__(self, worker: int, accepted_before: int) -> None:
+        self._worker, self._accepted_before = worker, accepted_before
+        self._undecided: deque[int] = deque()
+        self._decided = 0
+        self.count = 0
+        self.round = 0
+        self._shown = False
+
+    def update(self, pushed_for: int, decided: np.ndarray) -> bool:
+        """Take in a push; returns whether the count is new.
+
+        Args:
+            pushed_for: The round it was for.
+            decided: Accepted pushes per worker, the next round, and whether a worker has left.
+        """
+        self._undecided.append(pushed_for)
+        self.round = int(decided[-2])
+        while self._undecided and self._undecided[0] < self.round:
+            self._undecided.popleft()
+            self._decided += 1
+        before, self.count = (
+            self.count,
+            self._decided - (int(decided[self._worker]) - self._accepted_before),
+        )
+        new = self.count != before or not self._shown
+        self._shown = True
+        return new
+
+
+class _Chores:
+    """What the chief does beside training: evaluate and save."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        graph: TrainingGraph,
+        hook: TraceHook,
+        saver: v1.train.Saver,
+        start: int,
+    ) -> None:
+        self._graph, self._hook, self._saver = graph, hook, saver
+        self._options, self._data = worker._options, worker._data
+        self._report: Reporter = worker._report
+        self._path = str(Path(worker._checkpoint_dir) / "model")
+        self._evaluated = self._saved = -1
+        self._step = start
+
+    def at(self, session: v1.Session, step: int) -> None:
+        """Do what is due between the last step that was seen and this one."""
+        before, self._step = self._step, step
+        if self._options.steps and step >= self._options.steps:
+            return  # `finish` does it, once all workers are done
+        if _crossed(self._options.eval_every, before, step):
+            self.evaluate(session, step)
+        if _crossed(self._options.checkpoint_every, before, step):
+            self.save(session, step)
+
+    def finish(self, session: v1.Session, interrupted: bool) -> None:
+        """Evaluate (unless there is no time for it) and save a last time."""
+        step = int(session.run(self._graph.global_step))
+        if not interrupted and step != self._evaluated:
+            self.evaluate(session, step)
+        if self._options.checkpoint_every and step != self._saved:
+            self.save(session, step)
+
+    def save(self, session: v1.Session, step: int) -> None:
+        """Write a checkpoint."""
+        self._saver.save(session, self._path, global_step=step, write_meta_graph=False)
+        self._saved = step
+
+    def evaluate(self, session: v1.Session, step: int) -> None:
+        """Evaluate on the held-out part and on a sample of the training part."""
+        position = step * self._options.batch_size
+        logits: Callable[[Any], Any] = lambda ids: session.run(  # noqa: E731
+            self._graph.logits, {self._graph.ids: ids}
+        )
+        held_out = evaluate(logits, self._data.held_out(position))
+        training = evaluate(logits, self._data.training_sample(position))
+        sample = "a fixed sample of the training part"
+        for name, value, unit, where in (
+            ("eval/loss", held_out.loss, "nat", "the held-out part"),
+            ("eval/auc", held_out.auc, "1", "the held-out part"),
+            ("train/loss", training.loss, "nat", sample),
+            ("train/auc", training.auc, "1", sample),
+        ):
+            self._hook.writer.record(
+                name, value, step=step, unit=unit, description=f"Evaluated on {where}."
+            )
+        self._evaluated = step
+        self._report(
+            {
+                "kind": "eval",
+                "step": step,
+                "loss": held_out.loss,
+                "auc": held_out.auc,
+                "train_loss": training.loss,
+                "train_auc": training.auc,
+            }
+        )
+
+
+def _crossed(every: int, before: int, now: int) -> bool:
+    """Whether a multiple of `every` lies in (before, now]; never for 0."""
+    return bool(every) and now // every > before // every
