@@ -289,7 +289,15 @@ def _train(
     worker = _import("deepinsight.trainer.worker")
     import_s = time.time() - began
     data = _import("deepinsight.trainer.data").open_data(options)
-    worker.Worker(options, data, topology, report, termination, launched_s, import_s).run()
+    worker.Worker(
+        options,
+        data,
+        topology,
+        report=report,
+        termination=termination,
+        launched_s=launched_s,
+        import_s=import_s,
+    ).run()
 
 
 def _import(name: str) -> Any:

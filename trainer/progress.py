@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TextIO
 
 EVENTS_VARIABLE = "DEEPINSIGHT_EVENTS_FD"
@@ -32,10 +33,8 @@ def pipe_reporter(file_descriptor: int) -> Reporter:
     """A reporter that writes into the launcher's pipe."""
 
     def report(event: Event) -> None:
-        try:
+        with suppress(OSError):  # the launcher is gone; this process is about to be ended
             os.write(file_descriptor, (json.dumps(event) + "\n").encode())
-        except OSError:
-            pass  # The launcher is gone; this process is about to be ended.
 
     return report
 

@@ -9,6 +9,7 @@ from deepinsight.trainer.graph import TrainingGraph
 v1 = tf.compat.v1
 RECOVERY_WAIT_S = 0.2
 MAX_WAIT_S = 600
+STOP_GRACE_S = 0.1  # the chief's thread for rounds ends only when its session is closed
 
 
 class _WorkerSessionCreator(v1.train.WorkerSessionCreator):
@@ -69,7 +70,8 @@ def create_session(
         creator = _WorkerSessionCreator(
             scaffold, master=target, config=config, max_wait_secs=MAX_WAIT_S
         )
-    return v1.train.MonitoredSession(session_creator=creator, hooks=hooks), saver
+    session = v1.train.MonitoredSession(creator, hooks, stop_grace_period_secs=STOP_GRACE_S)
+    return session, saver
 
 
 def restored_step(session: v1.train.MonitoredSession, global_step: tf.Variable) -> int:

@@ -1,34 +1,29 @@
 """A worker: it trains, records and, as the chief, evaluates and saves."""
 
-import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from deepinsight.collectors import TraceHook, probes, trace_tensor
+from deepinsight.traces import Axis
+from deepinsight.trainer.chief import Chores, checkpoint_dir
 from deepinsight.trainer.cluster.lifetime import Termination
 from deepinsight.trainer.cluster.parting import Parting, server_config
 from deepinsight.trainer.cluster.topology import Topology, wait_for_servers
 from deepinsight.trainer.data import Batch, DataSet
-from deepinsight.trainer.evaluation import evaluate
+from deepinsight.trainer.dropped import DroppedGradients
 from deepinsight.trainer.graph import Replica, TrainingGraph, build_graph
 from deepinsight.trainer.options import Options
 from deepinsight.trainer.progress import Reporter
 from deepinsight.trainer.sessions import create_session, restored_step
-from deepinsight.traces import Axis
 
 v1 = tf.compat.v1
 REPORT_EVERY_S = 0.25
+DROPPED_EVERY = 10  # own steps between rows of a count that does not change
 AUC_HALF_LIFE = 500  # global steps
-CHECKPOINTS = "checkpoints"
-
-log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -40,7 +35,8 @@ class Worker:
         topology: The place in the cluster; None for a run of a single process.
         report: Takes the events of `deepinsight.trainer.progress`.
         termination: Says when to stop.
-        launched_s: Unix time of the launch, and the seconds of it that imports took.
+        launched_s: Unix time of the launch.
+        import_s: Seconds that imports took since then.
     """
 
     def __init__(
@@ -48,6 +44,7 @@ class Worker:
         options: Options,
         data: DataSet,
         topology: Topology | None,
+        *,
         report: Reporter,
         termination: Termination,
         launched_s: float,
@@ -67,7 +64,7 @@ class Worker:
         self._first: tuple[int, float] | None = None
         self._last: tuple[int, float] = (0, 0.0)
         self._reported_s = 0.0
-        self._dropped: _Dropped | None = None
+        self._dropped: DroppedGradients | None = None
 
     def run(self) -> None:
         """Train until the steps are done, the data has run out or a signal came."""
@@ -84,20 +81,28 @@ class Worker:
                 target=target,
                 config=server_config(device_filters=filters),
                 is_chief=self._chief,
-                checkpoint_dir=self._checkpoint_dir if self._chief else None,
+                checkpoint_dir=checkpoint_dir(self._options.run_dir) if self._chief else None,
                 hooks=hooks,
             )
             with session:
                 self._termination.before_forced_end(hook.writer.close)
                 start = self._begin(session, graph)
-                chores = _Chores(self, graph, hook, saver, start) if self._chief else None
+                chores = (
+                    Chores(
+                        self._options,
+                        self._data,
+                        graph,
+                        report=self._report,
+                        hook=hook,
+                        saver=saver,
+                        start=start,
+                    )
+                    if self._chief
+                    else None
+                )
                 reason = self._train(session, graph, hook, chores, start)
                 self._part(session, graph, parting, chores)
                 self._report(self._done_event(reason))
-
-    @property
-    def _checkpoint_dir(self) -> str:
-        return str(Path(self._options.run_dir) / CHECKPOINTS)
 
     def _start_server(self) -> tuple[str, tuple[str, ...]]:
         """Start this process's server; the session's target and device filters."""
@@ -150,7 +155,9 @@ class Worker:
         start = restored_step(session, graph.global_step)
         if graph.push.sync is not None:
             accepted = _plain(session).run(graph.push.sync.accepted)
-            self._dropped = _Dropped(self._replica.index, int(accepted[self._replica.index]))
+            self._dropped = DroppedGradients(
+                self._replica.index, int(accepted[self._replica.index])
+            )
         return start
 
     def _batches(self, start: int) -> Iterator[Batch]:
@@ -168,7 +175,7 @@ class Worker:
         session: v1.train.MonitoredSession,
         graph: TrainingGraph,
         hook: TraceHook,
-        chores: "_Chores | None",
+        chores: Chores | None,
         start: int,
     ) -> str:
         """The training loop.
@@ -203,17 +210,25 @@ class Worker:
             self._report_start(hook, step, now)
         self._last = (step, now)
         if self._dropped is not None:
-            if self._dropped.update(int(out["step"]), out["decided"]):
-                hook.writer.record(
-                    "sync/dropped_gradients", self._dropped.count, step=step, unit="gradients",
-                    description="Gradients of this worker that came after their round's end, "
-                    "since the process began.",
-                )  # fmt: skip
+            before = self._dropped.count if self._pushes > 1 else None
+            self._dropped.update(int(out["step"]), out["decided"])
+            if self._dropped.count != before or not self._pushes % DROPPED_EVERY:
+                self._record_dropped(hook, self._dropped.count, step)
             step = max(step, self._dropped.round)
         if now - self._reported_s > REPORT_EVERY_S:
             self._reported_s = now
             self._report({"kind": "step", "step": step, "loss": float(out["loss"])})
         return step
+
+    def _record_dropped(self, hook: TraceHook, count: int, step: int) -> None:
+        hook.writer.record(
+            "sync/dropped_gradients",
+            float(count),
+            step=step,
+            unit="gradients",
+            description="Gradients of this worker that came after the end of their round, since "
+            "the process began.",
+        )
 
     def _report_start(self, hook: TraceHook, step: int, now: float) -> None:
         startup = now - self._launched_s
@@ -236,7 +251,7 @@ class Worker:
         session: v1.train.MonitoredSession,
         graph: TrainingGraph,
         parting: Parting | None,
-        chores: "_Chores | None",
+        chores: Chores | None,
     ) -> None:
         """Leave the cluster: at once as a worker, last as the chief."""
         plain = _plain(session)
@@ -284,112 +299,3 @@ def _fetches(graph: TrainingGraph) -> dict[str, Any]:
 def _plain(session: v1.train.MonitoredSession) -> v1.Session:
     """The session without its hooks."""
     return session.run_step_fn(lambda step_context: step_context.session)
-
-
-class _Dropped:
-    """Counts a worker's dropped gradients; see `deepinsight.trainer.optimizers.sync_replicas`."""
-
-    def __init__(self, worker: int, accepted_before: int) -> None:
-        self._worker, self._accepted_before = worker, accepted_before
-        self._undecided: deque[int] = deque()
-        self._decided = 0
-        self.count = 0
-        self.round = 0
-        self._shown = False
-
-    def update(self, pushed_for: int, decided: np.ndarray) -> bool:
-        """Take in a push; returns whether the count is new.
-
-        Args:
-            pushed_for: The round it was for.
-            decided: Accepted pushes per worker, the next round, and whether a worker has left.
-        """
-        self._undecided.append(pushed_for)
-        self.round = int(decided[-2])
-        while self._undecided and self._undecided[0] < self.round:
-            self._undecided.popleft()
-            self._decided += 1
-        before, self.count = (
-            self.count,
-            self._decided - (int(decided[self._worker]) - self._accepted_before),
-        )
-        new = self.count != before or not self._shown
-        self._shown = True
-        return new
-
-
-class _Chores:
-    """What the chief does beside training: evaluate and save."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        graph: TrainingGraph,
-        hook: TraceHook,
-        saver: v1.train.Saver,
-        start: int,
-    ) -> None:
-        self._graph, self._hook, self._saver = graph, hook, saver
-        self._options, self._data = worker._options, worker._data
-        self._report: Reporter = worker._report
-        self._path = str(Path(worker._checkpoint_dir) / "model")
-        self._evaluated = self._saved = -1
-        self._step = start
-
-    def at(self, session: v1.Session, step: int) -> None:
-        """Do what is due between the last step that was seen and this one."""
-        before, self._step = self._step, step
-        if self._options.steps and step >= self._options.steps:
-            return  # `finish` does it, once all workers are done
-        if _crossed(self._options.eval_every, before, step):
-            self.evaluate(session, step)
-        if _crossed(self._options.checkpoint_every, before, step):
-            self.save(session, step)
-
-    def finish(self, session: v1.Session, interrupted: bool) -> None:
-        """Evaluate (unless there is no time for it) and save a last time."""
-        step = int(session.run(self._graph.global_step))
-        if not interrupted and step != self._evaluated:
-            self.evaluate(session, step)
-        if self._options.checkpoint_every and step != self._saved:
-            self.save(session, step)
-
-    def save(self, session: v1.Session, step: int) -> None:
-        """Write a checkpoint."""
-        self._saver.save(session, self._path, global_step=step, write_meta_graph=False)
-        self._saved = step
-
-    def evaluate(self, session: v1.Session, step: int) -> None:
-        """Evaluate on the held-out part and on a sample of the training part."""
-        position = step * self._options.batch_size
-        logits: Callable[[Any], Any] = lambda ids: session.run(  # noqa: E731
-            self._graph.logits, {self._graph.ids: ids}
-        )
-        held_out = evaluate(logits, self._data.held_out(position))
-        training = evaluate(logits, self._data.training_sample(position))
-        sample = "a fixed sample of the training part"
-        for name, value, unit, where in (
-            ("eval/loss", held_out.loss, "nat", "the held-out part"),
-            ("eval/auc", held_out.auc, "1", "the held-out part"),
-            ("train/loss", training.loss, "nat", sample),
-            ("train/auc", training.auc, "1", sample),
-        ):
-            self._hook.writer.record(
-                name, value, step=step, unit=unit, description=f"Evaluated on {where}."
-            )
-        self._evaluated = step
-        self._report(
-            {
-                "kind": "eval",
-                "step": step,
-                "loss": held_out.loss,
-                "auc": held_out.auc,
-                "train_loss": training.loss,
-                "train_auc": training.auc,
-            }
-        )
-
-
-def _crossed(every: int, before: int, now: int) -> bool:
-    """Whether a multiple of `every` lies in (before, now]; never for 0."""
-    return bool(every) and now // every > before // every

@@ -26,6 +26,7 @@ from deepinsight.trainer.progress import EVENTS_VARIABLE, Reporter
 
 LAUNCH_VARIABLE = "DEEPINSIGHT_LAUNCHED_S"
 POLL_S = 0.1
+END_TIMEOUT_S = 20.0
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
 
@@ -72,7 +73,14 @@ def launch(
         children: list[_Child] = []
         try:
             try:
-                _start(children, arguments, logs, addresses[:ps], addresses[ps:], writing)
+                _start(
+                    children,
+                    arguments,
+                    logs,
+                    ps=addresses[:ps],
+                    workers=addresses[ps:],
+                    events=writing,
+                )
             finally:
                 os.close(writing)
             _watch(children, reading, report)
@@ -107,6 +115,7 @@ def _start(
     children: list[_Child],
     arguments: Sequence[str],
     logs: Path,
+    *,
     ps: Sequence[str],
     workers: Sequence[str],
     events: int,
@@ -141,6 +150,7 @@ def _start(
 def _watch(children: Sequence[_Child], reading: int, report: Reporter) -> None:
     """Pass events on until every worker has ended well."""
     rest = b""
+    stopped_s: float | None = None  # since when a parameter server has been told to stop
     while True:
         ended = [(child, child.process.poll()) for child in children]
         over = all(status == 0 for child, status in ended if child.job == "worker")
@@ -153,10 +163,14 @@ def _watch(children: Sequence[_Child], reading: int, report: Reporter) -> None:
             if chunk:
                 continue
         for child, status in ended:
-            if status is not None and (status != 0 or (child.job == "ps" and not over)):
+            if status not in (None, 0):
                 raise ClusterError(_obituary(child, status))
         if over:
             return
+        if any(status == 0 for child, status in ended if child.job == "ps"):
+            stopped_s = stopped_s or time.monotonic()
+            if time.monotonic() - stopped_s > END_TIMEOUT_S:
+                raise ClusterError(_overdue(ended))
         if readable:  # the end of the pipe: all children have ended, wait for their statuses
             time.sleep(POLL_S)
 
@@ -167,6 +181,14 @@ def _obituary(child: _Child, status: int) -> str:
         how = f"was killed by {signal.Signals(-status).name}"
     return (
         f"{child.name} {how}, so the run was ended. The end of {child.log}:\n\n{_tail(child.log)}"
+    )
+
+
+def _overdue(ended: Sequence[tuple[_Child, int | None]]) -> str:
+    late = [child for child, status in ended if status is None]
+    return (
+        f"Training is over, but {', '.join(child.name for child in late)} did not end within "
+        f"{END_TIMEOUT_S:.0f} s. The end of {late[0].log}:\n\n{_tail(late[0].log)}"
     )
 
 

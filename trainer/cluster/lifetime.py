@@ -27,7 +27,7 @@ def die_with_parent() -> None:
 
 
 class Termination:
-    """Turns SIGINT and SIGTERM into a request to stop, also while TensorFlow blocks the main thread.
+    """Turns SIGINT and SIGTERM into a request to stop, also while TensorFlow blocks.
 
     A handler would run only when ``Session.run`` returns, which it may never do once another
     process is gone. So a thread of its own waits for the signals: it sets `requested`, and when the

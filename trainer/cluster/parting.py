@@ -16,7 +16,7 @@ from deepinsight.trainer.cluster.topology import Topology
 
 v1 = tf.compat.v1
 POLL_S = 0.1
-GRACE_S = 1.0  # between the word to stop and the end of a parameter server
+GRACE_S = 3.0  # between the word to stop and the end of a parameter server
 CAPACITY = 1 << 16
 
 log = logging.getLogger(__name__)

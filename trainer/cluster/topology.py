@@ -1,7 +1,7 @@
 """Who is who in a cluster, from ``TF_CONFIG``; no TensorFlow.
 
-Inside this package a cluster has two jobs, ``ps`` and ``worker``. A ``chief`` of TF_CONFIG is worker
-0; where there is none, worker 0 is the chief.
+Inside this package a cluster has two jobs, ``ps`` and ``worker``. A ``chief`` of TF_CONFIG is
+worker 0; where there is none, worker 0 is the chief.
 """
 
 import json
@@ -33,7 +33,7 @@ class Topology:
 
     @property
     def process(self) -> str:
-        """The process's name in a trace: ``worker-0``, ``ps-0``, …"""
+        """The process's name in a trace, such as ``worker-0``."""
         return f"{self.job}-{self.index}"
 
     @property
@@ -68,8 +68,9 @@ def read_tf_config(text: str) -> Topology:
         job, index = str(config["task"]["type"]), int(config["task"]["index"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OptionError(
-            'TF_CONFIG must be JSON like {"cluster": {"worker": ["host:port"], "ps": ["host:port"]}, '
-            f'"task": {{"type": "worker", "index": 0}}}}. Received: {text!r} ({error!r}).'
+            'TF_CONFIG must be JSON like {"cluster": {"worker": ["host:port"], "ps": '
+            '["host:port"]}, "task": {"type": "worker", "index": 0}}. '
+            f"Received: {text!r} ({error!r})."
         ) from error
     return _topology(cluster, job, index)
 
@@ -82,7 +83,7 @@ def _topology(cluster: Mapping[str, Sequence[str]], job: str, index: int) -> Top
             f"The chief evaluates; leave the others out."
         )
     chiefs, ps = list(cluster.get("chief", ())), tuple(cluster.get("ps", ()))
-    workers = tuple([*chiefs, *cluster.get("worker", ())])
+    workers = (*chiefs, *cluster.get("worker", ()))
     if len(chiefs) > 1 or not workers or not ps:
         raise OptionError(
             f"TF_CONFIG must name at least one ps, at most one chief and at least one chief or "
@@ -117,7 +118,7 @@ def wait_for_servers(addresses: Sequence[str], timeout_s: float = 120.0) -> None
             except OSError as error:
                 if time.monotonic() > end:
                     raise ClusterError(
-                        f"The server at {address} did not answer within {timeout_s:.0f} s ({error}). "
-                        f"Check that its process runs and that the address is right."
+                        f"The server at {address} did not answer within {timeout_s:.0f} s "
+                        f"({error}). Check that its process runs and that the address is right."
                     ) from error
                 time.sleep(0.05)

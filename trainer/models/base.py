@@ -8,6 +8,7 @@ stale the values will be.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import tensorflow as tf
@@ -76,7 +77,7 @@ def create_tower(
     """The kernels and biases of a tower ``inputs - hidden… - 1``, named fc1, fc2, …, logits."""
     variables = {}
     widths = [inputs, *hidden, 1]
-    for i, (rows, columns) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (rows, columns) in enumerate(pairwise(widths)):
         layer = f"fc{i + 1}" if i < len(hidden) else "logits"
         scale = (2.0 / rows) ** 0.5
         for part, shape, initializer in (

@@ -72,8 +72,8 @@ def column_slices(groups: Sequence[FeatureGroup], width: int) -> dict[str, slice
         width: Number of columns.
 
     Returns:
-        The columns of each group. They cover ``0 … width - 1`` in the order of the groups. Where the
-        vocabularies fit into `width`, each group has at least as many columns as IDs.
+        The columns of each group. They cover ``0 … width - 1`` in the order of the groups. Where
+        the vocabularies fit into `width`, each group has at least as many columns as IDs.
 
     Raises:
         OptionError: If there are fewer columns than groups.

@@ -1,7 +1,7 @@
-"""Wide and deep: embeddings summed within each feature group, a tower, and a linear part.
+r"""Wide and deep: embeddings summed within each feature group, a tower, and a linear part.
 
-.. math:: logit = tower([e_1, …, e_G]) + b + \\sum_g \\sum_{slots} w_g[x], \\quad
-          e_g = \\sum_{slots} E_g[x]
+.. math:: logit = tower([e_1, …, e_G]) + b + \sum_g \sum_{slots} w_g[x], \quad
+          e_g = \sum_{slots} E_g[x]
 
 with one table :math:`E_g` (``embedding/<group>``, ``[vocabulary, dim]``) and one column of weights
 :math:`w_g` (``wide/<group>``, ``[vocabulary, 1]``) per feature group.
