@@ -116,7 +116,7 @@ def traced_tensors(graph: Any) -> list[TracedTensor]:
         stream = Stream(
             entry["name"],
             tuple(tensor.shape.as_list()),
-            stored_dtype(tensor.dtype),
+            stored_dtype(tensor.dtype, scalar=not tensor.shape.rank),
             entry["unit"],
             entry["description"],
             axes,
@@ -127,7 +127,9 @@ def traced_tensors(graph: Any) -> list[TracedTensor]:
     return traced
 
 
-def stored_dtype(dtype: Any) -> str:
-    """The dtype in the trace: float16 and bfloat16 become float32, all else stays."""
+def stored_dtype(dtype: Any, scalar: bool) -> str:
+    """The dtype in the trace: floating scalars are float64, arrays of 16-bit floats float32."""
     name = dtype.base_dtype.name
+    if scalar and dtype.is_floating:
+        return "float64"
     return "float32" if name in ("float16", "bfloat16", "half") else name

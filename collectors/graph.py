@@ -183,10 +183,12 @@ class StepReading:
         tensor: Scalar integer tensor.
         trigger: Valid in runs that execute this op, and then read after it; None: valid in any run,
             but read at any moment of it.
+        adds: The constant that `trigger` adds to the global step; None if it does not.
     """
 
     tensor: Any
     trigger: Any
+    adds: int | None = None
 
 
 def step_readings(tf: Any, global_step: Any) -> list[StepReading]:
@@ -211,7 +213,9 @@ def step_readings(tf: Any, global_step: Any) -> list[StepReading]:
         increments = op.type in _ADDS and origin is handle
         if increments or (op.type in _ASSIGNS and _is_token(op, origin)):
             with graph.control_dependencies([op]), tf.device(op.device):
-                readings.append(StepReading(_read(tf, origin), op))
+                adds = tf.get_static_value(op.inputs[1]) if increments else None
+                reading = StepReading(_read(tf, origin), op, None if adds is None else int(adds))
+                readings.append(reading)
     readings.append(StepReading(_plain_read(tf, global_step), None))
     return readings
 

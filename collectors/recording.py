@@ -171,6 +171,8 @@ class Recording:
 
     def due(self, step: int) -> list[Probe]:
         """The probes to record at the step about to run; none while the budget is spent."""
+        if not self.probes:
+            return []
         now_s = time.monotonic()
         due = []
         for probe in self.probes:

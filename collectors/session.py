@@ -12,9 +12,9 @@ import tensorflow as tf
 from deepinsight.collectors import graph as graph_module
 from deepinsight.collectors.probes import Gradients, Probe, Scalars, Throughput, Weights
 from deepinsight.collectors.probes.base import Predictions, StepReport
-from deepinsight.collectors.recording import Recording, check_probes, check_settings
+from deepinsight.collectors.recording import Measured, Recording, check_probes, check_settings
 from deepinsight.collectors.schedule import OverheadMeter
-from deepinsight.collectors.session_plan import SessionPlan
+from deepinsight.collectors.session_plan import Norm, ScalarPack, SessionPlan
 from deepinsight.traces import TraceWriter
 
 
@@ -28,9 +28,44 @@ class _Kind:
     leaves: tuple[Any, ...]
     training: bool
     step: Any = None
+    increment: int | None = None
     norms: tuple[Any, ...] = ()
     packs: tuple[Any, ...] = ()
     predictions: tuple[Any, ...] = ()
+
+
+class _Wanted:
+    """What one training run is asked for beside the user's fetches, and what came back."""
+
+    def __init__(self, kind: _Kind, due: list[Probe]) -> None:
+        self.kind, self.due = kind, due
+        self.step: Any = None
+        self.norms: Sequence[Norm] = ()
+        self.packs: Sequence[ScalarPack] = ()
+        self.norm_values: Sequence[Any] = ()
+        self.scalars: Sequence[Any] = ()
+        self.predictions: Sequence[Sequence[Any]] = ()
+
+    def tensors(self) -> list[Any]:
+        """The tensors to fetch, flat: TensorFlow walks nested fetches in Python at every run."""
+        tensors = [] if self.step is None else [self.step]
+        tensors += [n.tensor for n in self.norms]
+        tensors += [p.tensor for p in self.packs]
+        for prediction in self.kind.predictions:
+            tensors += prediction.tensors
+        self._single = len(tensors) == 1
+        return tensors
+
+    def receive(self, results: Any) -> None:
+        """Sort the fetched values, in the order of :meth:`tensors`."""
+        if results is None:
+            return
+        values = iter([results] if self._single else results)
+        if self.step is not None:
+            self.step = next(values)
+        self.norm_values = [next(values) for _ in self.norms]
+        self.scalars = [next(values) for _ in self.packs]
+        self.predictions = [[next(values) for _ in p.tensors] for p in self.kind.predictions]
 
 
 class TraceHook(tf.compat.v1.train.SessionRunHook):
@@ -133,7 +168,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
         self._step: int | None = None
         self._previous: int | None = None
         self._steps_done = 0
-        self._due: list[Probe] | None = None
+        self._wanted: _Wanted | None = None
         self._started = False
         for probe, error in self._plan.failures:
             self._recording.failed(probe, error)
@@ -152,7 +187,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
     def before_run(self, run_context: Any) -> Any:
         """Ask for what is due, if this run trains."""
         started = time.perf_counter()
-        self._due, request = None, None
+        self._wanted, request = None, None
         if self._step is not None:
             try:
                 request = self._request(run_context)
@@ -169,26 +204,23 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
             return None
         step = self._step + 1
         due = self._recording.due(step)
-        fetches: dict[str, Any] = {}
-        if kind.step is not None:
-            fetches["step"] = kind.step
+        wanted = _Wanted(kind, due)
+        if due or kind.increment is None:
+            wanted.step = kind.step
         gradients = [p for p in due if isinstance(p, Gradients)]
         if gradients:
-            fetches["norms"] = [n.tensor for n in kind.norms if n.probe in gradients]
+            wanted.norms = [n for n in kind.norms if n.probe in gradients]
             saves = [op for p in gradients for op in self._plan.saves.get(id(p), ())]
             if saves:
                 run_context.session.run(saves)
         if kind.packs and self._recording.meter.allows():
             now_s = time.monotonic()
-            self._packs = [p for p in kind.packs if p.cadence.due(step, now_s)]
-            if self._packs:
-                fetches["scalars"] = [p.tensor for p in self._packs]
-        else:
-            self._packs = []
-        if kind.predictions:
-            fetches["predictions"] = [p.tensors for p in kind.predictions]
-        self._due, self._active = due, kind
-        return tf.compat.v1.train.SessionRunArgs(fetches) if fetches else None
+            wanted.packs = [p for p in kind.packs if p.cadence.due(step, now_s)]
+        self._wanted = wanted
+        tensors = wanted.tensors()
+        if not tensors:
+            return None
+        return tf.compat.v1.train.SessionRunArgs(tensors if len(tensors) > 1 else tensors[0])
 
     def _kind(self, args: Any) -> _Kind:
         leaves: list[Any] = []
@@ -217,6 +249,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
             leaves,
             True,
             readings[0].tensor if readings else None,
+            plan.step_increment(ops),
             tuple(n for n in plan.norms if n.trigger in ops),
             tuple(p for p in plan.packs if p.possible(fed, available)),
             tuple(p for p in plan.predictions if p.possible(fed, available)),
@@ -225,63 +258,60 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Record what came back."""
         started = time.perf_counter()
-        due, self._due = self._due, None
-        if due is None:
+        wanted, self._wanted = self._wanted, None
+        if wanted is None:
             return
-        results = run_values.results or {}
-        previous, self._steps_done = self._previous, self._steps_done + 1
-        step = int(results["step"]) if "step" in results else self._step + 1
-        self._step = self._previous = step
+        wanted.receive(run_values.results)
+        self._steps_done += 1
+        # Not fetched: the step is this process's own, and the run adds a constant to it.
+        self._step += wanted.kind.increment or 0
+        if wanted.step is not None:
+            self._step = int(wanted.step)
         plain_s = started - self._last_end - self._before_s
         try:
-            self._after(run_context, results, due, previous, plain_s)
+            wall_time_s = time.time()
+            if wanted.packs:
+                self._record_scalars(wanted, wall_time_s)
+            if wanted.due or wanted.predictions:
+                self._record_probes(run_context, wanted, wall_time_s, plain_s)
         except Exception as error:
             self._recording.failed(None, error)
-        hook_s = self._before_s + time.perf_counter() - started
-        self._recording.end_step(step, plain_s, hook_s, bool(due or self._packs))
+        self._previous = self._step
+        recorded = bool(wanted.due or wanted.packs)
         self._last_end = time.perf_counter()
+        hook_s = self._before_s + self._last_end - started
+        self._recording.end_step(self._step, plain_s, hook_s, recorded)
 
-    def _after(
-        self,
-        run_context: Any,
-        results: Any,
-        due: list[Probe],
-        previous: int | None,
-        step_time_s: float,
+    def _record_scalars(self, wanted: "_Wanted", wall_time_s: float) -> None:
+        now_s = time.monotonic()
+        for pack, vector in zip(wanted.packs, wanted.scalars, strict=True):
+            pack.cadence.mark(self._step, now_s)
+            for name, value in pack.unpack(vector).items():
+                self._writer.record(name, value, step=self._step, wall_time_s=wall_time_s)
+
+    def _record_probes(
+        self, run_context: Any, wanted: "_Wanted", wall_time_s: float, step_time_s: float
     ) -> None:
         report = StepReport(
             step=self._step,
-            wall_time_s=time.time(),
-            previous_step=previous,
+            wall_time_s=wall_time_s,
+            previous_step=self._previous,
             step_time_s=step_time_s,
             steps_done=self._steps_done,
             samples=self._steps_done * self._batch_size if self._batch_size else None,
-            scalars=self._unpack_scalars(results) if self._packs else {},
             offered=self._recording.offered,
         )
-        for probe, values in zip(
-            self._active.predictions, results.get("predictions", ()), strict=True
-        ):
-            del probe
+        for values in wanted.predictions:
             self._recording.predictions(_predictions(values, report))
-        measured = self._measured(run_context, results, due)
-        scalars = [self._scalars] if report.scalars else []
-        self._recording.record_step(report, [*due, *scalars], measured)
+        measured = self._measured(run_context, wanted)
+        self._recording.record_step(report, wanted.due, measured)
 
-    def _unpack_scalars(self, results: Any) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        now_s = time.monotonic()
-        for pack, vector in zip(self._packs, results["scalars"], strict=True):
-            pack.cadence.mark(self._step, now_s)
-            values.update(pack.unpack(vector))
-        return values
-
-    def _measured(self, run_context: Any, results: Any, due: list[Probe]) -> list[Any]:
-        measured: list[Any] = []
-        norms = [n for n in self._active.norms if n.probe in due]
-        for norm, value in zip(norms, results.get("norms", ()), strict=True):
-            measured.append((norm.probe, norm.variable, {"norm": value}))
-        packs = [p for p in self._plan.snapshots if p.probe in due]
+    def _measured(self, run_context: Any, wanted: "_Wanted") -> list[Measured]:
+        measured: list[Measured] = [
+            (norm.probe, norm.variable, {"norm": value})
+            for norm, value in zip(wanted.norms, wanted.norm_values, strict=True)
+        ]
+        packs = [p for p in self._plan.snapshots if p.probe in wanted.due]
         if packs:
             vectors = run_context.session.run([p.tensor for p in packs])
             for pack, vector in zip(packs, vectors, strict=True):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from deepinsight.collectors import graph as graph_module
 from deepinsight.collectors.arrays import TensorFlowArrays
-from deepinsight.collectors.collection import TracedTensor, stored_dtype, traced_tensors
+from deepinsight.collectors.collection import TracedTensor, traced_tensors
 from deepinsight.collectors.packing import Pack, measure_parts, pack
 from deepinsight.collectors.probes import AUC, Gradients, Probe, Scalars
 from deepinsight.collectors.probes.base import GRADIENT, WEIGHT, WEIGHT_BEFORE, Slices, Variable
@@ -33,7 +33,6 @@ class ScalarPack:
     """Traced tensors of one device and cadence in one vector."""
 
     cadence: Cadence
-    needed: frozenset[str]
     traced: list[TracedTensor] = field(default_factory=list)
     tensor: Any = None
 
@@ -43,6 +42,9 @@ class ScalarPack:
 
     def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Stream name -> value, in the stream's own dtype."""
+        if len(self.traced) == 1:
+            stream = self.traced[0].stream
+            return {stream.name: vector.astype(stream.dtype) if stream.shape else vector}
         values, offset = {}, 0
         for entry in self.traced:
             size = int(np.prod(entry.stream.shape, dtype=np.int64))
@@ -139,6 +141,7 @@ class SessionPlan:
         readings = graph_module.step_readings(tf, step) if step is not None else []
         # A global step that nothing raises would stand still: the hook counts runs instead.
         self.step_readings = readings if len(readings) > 1 else []
+        self._step_is_local = step is not None and not tf.DeviceSpec.from_string(step.device).job
         triggers = {a.trigger for a in self._applications}
         triggers |= {r.trigger for r in readings if r.trigger is not None}
         for op in self.graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP):
@@ -148,6 +151,18 @@ class SessionPlan:
     def trains(self, ops: frozenset[Any]) -> bool:
         """Whether a run of these ops is a training step."""
         return not self._triggers.isdisjoint(ops)
+
+    def step_increment(self, ops: frozenset[Any]) -> int | None:
+        """How far a run of these ops raises the global step; None if only reading it can tell.
+
+        Known where the step lives in this process and the run adds constants to it.
+        """
+        if not self.step_readings:
+            return 1
+        adds = [r.adds for r in self.step_readings if r.trigger in ops]
+        if not self._step_is_local or not adds or None in adds:
+            return None
+        return sum(adds)
 
     def _add_probe(self, probe: Probe) -> None:
         if isinstance(probe, AUC) and probe.labels is not None:
@@ -225,15 +240,15 @@ class SessionPlan:
             steps = scalars.every_n_steps or entry.every_n_steps or every_n_steps
             seconds = scalars.every_n_seconds
             needed = graph_module.placeholders(graph_module.closure([entry.tensor]))
-            floating = entry.tensor.dtype.is_floating
-            key = (entry.tensor.device, steps, seconds, needed, floating)
+            key = (entry.tensor.device, steps, seconds, needed, entry.tensor.dtype.name)
             cadence = Cadence(None, seconds) if seconds is not None else Cadence(steps)
-            packs.setdefault(key, ScalarPack(cadence, needed)).traced.append(entry)
+            packs.setdefault(key, ScalarPack(cadence)).traced.append(entry)
         for key, scalar_pack in packs.items():
-            dtype = tf.float64 if key[-1] else tf.int64
-            with tf.device(key[0] or None):
-                flat = [tf.reshape(tf.cast(t.tensor, dtype), [-1]) for t in scalar_pack.traced]
-                scalar_pack.tensor = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+            tensors = [t.tensor for t in scalar_pack.traced]
+            scalar_pack.tensor = tensors[0]
+            if len(tensors) > 1:
+                with tf.device(key[0] or None):
+                    scalar_pack.tensor = tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
         return list(packs.values())
 
 
@@ -260,4 +275,4 @@ def _given_applications(
     return found
 
 
-__all__ = ["Norm", "PredictionTensors", "ScalarPack", "SessionPlan", "stored_dtype"]
+__all__ = ["Norm", "PredictionTensors", "ScalarPack", "SessionPlan"]
