@@ -11,12 +11,34 @@ from deepinsight.traces.schema import StreamInfo
 Block = tuple[np.ndarray, np.ndarray, np.ndarray]  # steps [n], wall times [n], values [n, ...]
 
 
+_SPARE_BYTES = 16 << 20
+
+
 @dataclass(slots=True)
 class Stream:
-    """A stream as the writer knows it; ``rows`` counts what has been written."""
+    """A stream as the writer knows it.
+
+    Attributes:
+        info: Its description.
+        rows: How many rows have been written.
+        spare: Buffers of written arrays; fresh memory costs more than the copy into it.
+    """
 
     info: StreamInfo
     rows: int = 0
+    spare: list[np.ndarray] = field(default_factory=list)
+
+    def copied(self, value: Any) -> np.ndarray:
+        """Copy one value of the stream into a buffer of its own."""
+        array = checked(value, self.info, self.info.shape)
+        buffer = self.spare.pop() if self.spare else np.empty(array.shape, self.info.dtype)
+        np.copyto(buffer, array, casting="unsafe")
+        return buffer
+
+    def give_back(self, buffer: np.ndarray) -> None:
+        """Keep a buffer that nobody uses any more for the next value."""
+        if (len(self.spare) + 1) * buffer.nbytes <= _SPARE_BYTES:
+            self.spare.append(buffer)
 
 
 Item = tuple[Stream, Any, Any, Any]  # stream and one row, or stream and a block of rows
@@ -32,6 +54,11 @@ class _Parts:
 
 def fitting(value: Any, info: StreamInfo, shape: tuple[int, ...]) -> np.ndarray:
     """Copy ``value`` into the stream's dtype, or say why it does not fit."""
+    return np.array(checked(value, info, shape), dtype=info.dtype)
+
+
+def checked(value: Any, info: StreamInfo, shape: tuple[int, ...]) -> np.ndarray:
+    """Return ``value`` as an array that the stream can hold, or say why it cannot."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise TypeError(
@@ -50,7 +77,7 @@ def fitting(value: Any, info: StreamInfo, shape: tuple[int, ...]) -> np.ndarray:
             f"Stream {info.name!r} holds {target.name}. Received: {array.dtype}, which does not fit "
             "without loss. Declare the stream with a floating dtype."
         )
-    return np.array(array, dtype=target)
+    return array
 
 
 def gather(queue: Sequence[Item]) -> dict[str, Block]:
@@ -64,7 +91,11 @@ def gather(queue: Sequence[Item]) -> dict[str, Block]:
         part.steps.append(step)
         part.wall_times_s.append(wall_time_s)
         part.values.append(value)
-    return {name: _block(part) for name, part in streams.items()}
+    blocks = {name: _block(part) for name, part in streams.items()}
+    for stream, step, _, value in queue:
+        if stream.info.shape and not isinstance(step, np.ndarray):
+            stream.give_back(value)  # _block has copied it
+    return blocks
 
 
 def _block(rows: _Parts) -> Block:

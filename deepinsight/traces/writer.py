@@ -26,6 +26,7 @@ WRITE_ERRORS = "recorder/write_errors"
 _ROW_BYTES = 200  # what a queued scalar costs in Python objects
 _SPARE_BYTES = 16 << 20  # left free on the disk, because HDF5 does not recover from a full one
 _MAX_BACKOFF_S = 60.0
+_WAKE_BYTES = 8 << 20  # queued, before the writing thread is woken ahead of time
 
 
 class TraceWarning(UserWarning):
@@ -226,7 +227,7 @@ class TraceWriter:
             raise ValueError(f"`step` must be >= 0. Received: step={step} for stream {name!r}.")
         info = stream.info
         if info.shape:
-            value = fitting(value, info, info.shape)
+            value = stream.copied(value)
             size = value.nbytes + _ROW_BYTES
         else:
             if info.dtype == "float64":
@@ -377,7 +378,7 @@ class TraceWriter:
             else:
                 self._queue.append(item)
                 self._queued_bytes += size
-                if self._queued_bytes > self._queue_bytes // 4:
+                if self._queued_bytes > min(self._queue_bytes // 4, _WAKE_BYTES):
                     self._wake.set()
                 return
         self._warn(
