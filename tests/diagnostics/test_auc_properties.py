@@ -107,7 +107,7 @@ def test_swapping_the_classes_turns_the_auc_around(given_batches, half_life):
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(seeds, st.integers(30_000, 100_000), st.integers(1, 5000))
 def test_chunks_are_the_whole(seed, n, batch):
     rng = np.random.default_rng(seed)
@@ -121,7 +121,7 @@ def test_chunks_are_the_whole(seed, n, batch):
     assert chunked.result() == whole.result()
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(seeds, st.sampled_from(["sigmoid", "cube", "shrink"]))
 def test_monotone_maps_change_nothing_but_the_buckets(seed, name):
     maps = {
