@@ -31,7 +31,10 @@ class Stream:
     def copied(self, value: Any) -> np.ndarray:
         """Copy one value of the stream into a buffer of its own."""
         array = checked(value, self.info, self.info.shape)
-        buffer = self.spare.pop() if self.spare else np.empty(array.shape, self.info.dtype)
+        try:
+            buffer = self.spare.pop()
+        except IndexError:
+            buffer = np.empty(array.shape, self.info.dtype)
         np.copyto(buffer, array, casting="unsafe")
         return buffer
 
