@@ -17,7 +17,7 @@ from deepinsight.collectors.probes.base import (
     check_cadence,
 )
 from deepinsight.collectors.probes.throughput import Throughput
-from deepinsight.collectors.schedule import Cadence, OverheadMeter
+from deepinsight.collectors.schedule import NEVER, Cadence, OverheadMeter
 from deepinsight.traces import group_slices
 
 FAILURES = "recorder/probe_failures"
@@ -97,12 +97,13 @@ class Recording:
         self._off: set[int] = set()
         self._every_n_steps = every_n_steps
         self._cadences = {id(p): self._cadence(p) for p in self.probes}
-        self._overhead_cadence = Cadence(every_n_steps)
+        self._next_overhead = 0
         self._offered_streams = {s.name: s for s in offered}
         self._samples_known = samples_known
         self._predictions: list[Predictions] = []
         self._predictors = [p for p in self.probes if p.wants_predictions]
         self._background: Background | None = None
+        self._next_due = 0
         for probe in self.probes:
             probe.reset()
 
@@ -171,7 +172,7 @@ class Recording:
 
     def due(self, step: int) -> list[Probe]:
         """The probes to record at the step about to run; none while the budget is spent."""
-        if not self.probes:
+        if step < self._next_due:
             return []
         now_s = time.monotonic()
         due = []
@@ -184,8 +185,14 @@ class Recording:
                 cadence = self._cadences[id(probe)]
                 if cadence.every_n_seconds is None:
                     cadence.mark(step, now_s)
+            self._look_ahead()
             return []
         return due
+
+    def _look_ahead(self) -> None:
+        """The first step at which `due` has to look closely."""
+        cadences = [c for key, c in self._cadences.items() if key not in self._off]
+        self._next_due = min((c.next_step() for c in cadences), default=NEVER)
 
     def record_step(
         self, report: StepReport, due: Sequence[Probe], measured: Sequence[Measured] = ()
@@ -198,6 +205,8 @@ class Recording:
                 self._cadences[id(probe)].mark(report.step, now_s)
             if not probe.wants_predictions:
                 self._record_values(probe, report)
+        if due:
+            self._look_ahead()
         slow = [p for p in due if p.wants_predictions]
         if later or slow or len(self._predictions) >= _BATCHED_PREDICTIONS:
             predictions, self._predictions = self._predictions, []
@@ -278,9 +287,8 @@ class Recording:
         """Account for the step's time and record the overhead at the cadence."""
         self._last_step = step
         self.meter.step(run_s, hook_s, recorded)
-        now_s = time.monotonic()
-        if self._overhead_cadence.due(step, now_s):
-            self._overhead_cadence.mark(step, now_s)
+        if step >= self._next_overhead:
+            self._next_overhead = (step // self._every_n_steps + 1) * self._every_n_steps
             self.writer.record(OVERHEAD, self.meter.take_share(), step=step)
 
     def drain(self) -> None:

@@ -4,6 +4,10 @@ import math
 from dataclasses import dataclass
 
 
+#: Later than any step.
+NEVER = 1 << 62
+
+
 @dataclass
 class Cadence:
     """Due at the first step, then at every multiple of `every_n_steps` or after `every_n_seconds`.
@@ -24,6 +28,12 @@ class Cadence:
             return now_s - self.last_time_s >= self.every_n_seconds
         assert self.every_n_steps is not None
         return step // self.every_n_steps > self.last_step // self.every_n_steps
+
+    def next_step(self) -> int:
+        """No step before this one is due; 0 if that depends on the time."""
+        if self.last_step is None or self.every_n_steps is None:
+            return 0
+        return (self.last_step // self.every_n_steps + 1) * self.every_n_steps
 
     def mark(self, step: int, now_s: float) -> None:
         """The step was recorded, or passed over for the budget's sake."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,37 +32,43 @@ class _Kind:
     norms: tuple[Any, ...] = ()
     packs: tuple[Any, ...] = ()
     predictions: tuple[Any, ...] = ()
+    plain: dict[Any, Any] = field(default_factory=dict)
 
 
 class _Wanted:
     """What one training run is asked for beside the user's fetches, and what came back."""
 
-    def __init__(self, kind: _Kind, due: list[Probe]) -> None:
-        self.kind, self.due = kind, due
-        self.step: Any = None
-        self.norms: Sequence[Norm] = ()
-        self.packs: Sequence[ScalarPack] = ()
+    def __init__(self, kind: _Kind, due: Sequence[Probe], packs: Sequence[ScalarPack]) -> None:
+        self.kind, self.due, self.packs = kind, due, packs
+        self.wants_step = kind.step is not None and (bool(due) or kind.increment is None)
+        gradients = [p for p in due if isinstance(p, Gradients)]
+        self.norms = [n for n in kind.norms if n.probe in gradients] if gradients else []
+        self.step: int | None = None
         self.norm_values: Sequence[Any] = ()
         self.scalars: Sequence[Any] = ()
         self.predictions: Sequence[Sequence[Any]] = ()
-
-    def tensors(self) -> list[Any]:
-        """The tensors to fetch, flat: TensorFlow walks nested fetches in Python at every run."""
-        tensors = [] if self.step is None else [self.step]
+        # Flat, or bare if single: TensorFlow walks nested fetches in Python at every run.
+        tensors = [kind.step] if self.wants_step else []
         tensors += [n.tensor for n in self.norms]
-        tensors += [p.tensor for p in self.packs]
-        for prediction in self.kind.predictions:
+        tensors += [p.tensor for p in packs]
+        for prediction in kind.predictions:
             tensors += prediction.tensors
-        self._single = len(tensors) == 1
-        return tensors
+        self._fetched = len(tensors)
+        self.request = None
+        if tensors:
+            fetches = tensors if len(tensors) > 1 else tensors[0]
+            self.request = tf.compat.v1.train.SessionRunArgs(fetches)
 
     def receive(self, results: Any) -> None:
-        """Sort the fetched values, in the order of :meth:`tensors`."""
-        if results is None:
+        """Sort the fetched values, in the order in which they were asked for."""
+        if not self._fetched:
             return
-        values = iter([results] if self._single else results)
-        if self.step is not None:
-            self.step = next(values)
+        if self._fetched == 1 and self.packs:
+            self.scalars = (results,)
+            return
+        values = iter([results] if self._fetched == 1 else results)
+        if self.wants_step:
+            self.step = int(next(values))
         self.norm_values = [next(values) for _ in self.norms]
         self.scalars = [next(values) for _ in self.packs]
         self.predictions = [[next(values) for _ in p.tensors] for p in self.kind.predictions]
@@ -204,23 +210,24 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
             return None
         step = self._step + 1
         due = self._recording.due(step)
-        wanted = _Wanted(kind, due)
-        if due or kind.increment is None:
-            wanted.step = kind.step
-        gradients = [p for p in due if isinstance(p, Gradients)]
-        if gradients:
-            wanted.norms = [n for n in kind.norms if n.probe in gradients]
-            saves = [op for p in gradients for op in self._plan.saves.get(id(p), ())]
+        if due:
+            saves = [op for p in due for op in self._plan.saves.get(id(p), ())]
             if saves:
                 run_context.session.run(saves)
-        if kind.packs and self._recording.meter.allows():
+        packs = kind.packs
+        if packs:
             now_s = time.monotonic()
-            wanted.packs = [p for p in kind.packs if p.cadence.due(step, now_s)]
+            packs = tuple([p for p in packs if p.cadence.due(step, now_s)])
+            if packs and not self._recording.meter.allows():
+                packs = ()
+        if due:
+            wanted = _Wanted(kind, due, packs)
+        else:
+            wanted = kind.plain.get(packs)
+            if wanted is None:
+                wanted = kind.plain[packs] = _Wanted(kind, (), packs)
         self._wanted = wanted
-        tensors = wanted.tensors()
-        if not tensors:
-            return None
-        return tf.compat.v1.train.SessionRunArgs(tensors if len(tensors) > 1 else tensors[0])
+        return wanted.request
 
     def _kind(self, args: Any) -> _Kind:
         leaves: list[Any] = []
@@ -263,10 +270,10 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
             return
         wanted.receive(run_values.results)
         self._steps_done += 1
-        # Not fetched: the step is this process's own, and the run adds a constant to it.
-        self._step += wanted.kind.increment or 0
-        if wanted.step is not None:
-            self._step = int(wanted.step)
+        if wanted.wants_step:
+            self._step = wanted.step
+        else:  # the step is this process's own, and the run adds a constant to it
+            self._step += wanted.kind.increment
         plain_s = started - self._last_end - self._before_s
         try:
             wall_time_s = time.time()

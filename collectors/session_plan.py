@@ -28,7 +28,7 @@ class Norm:
     trigger: Any
 
 
-@dataclass
+@dataclass(eq=False)
 class ScalarPack:
     """Traced tensors of one device and cadence in one vector."""
 
@@ -43,8 +43,7 @@ class ScalarPack:
     def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Stream name -> value, in the stream's own dtype."""
         if len(self.traced) == 1:
-            stream = self.traced[0].stream
-            return {stream.name: vector.astype(stream.dtype) if stream.shape else vector}
+            return {self.traced[0].stream.name: vector}
         values, offset = {}, 0
         for entry in self.traced:
             size = int(np.prod(entry.stream.shape, dtype=np.int64))
