@@ -368,14 +368,30 @@ class TestDecay:
             exact = exact_auc(labels, scores, 2.0 ** ((at - 1000) / 70))
             assert merged.result() == pytest.approx(exact, abs=ROUNDING)
 
-    def test_weights_stay_bounded_however_often_metrics_are_merged(self):
+    def test_merge_of_long_histories_brings_clocks_together(self, exact_auc):
+        (labels, scores), (other_labels, other_scores) = rows(18, 60_000), rows(19, 60_000)
+        one, other = DecayedAUC(half_life=70), DecayedAUC(half_life=70)
+        one.update(labels, scores, at=0)
+        other.update(~other_labels, other_scores, at=100)
+        exact = exact_auc(
+            np.append(labels, ~other_labels),
+            np.append(scores, other_scores),
+            np.repeat([2.0 ** (-100 / 70), 1.0], 60_000),
+        )
+        for mine, theirs in [(one, other), (other, one)]:
+            merged = copy.deepcopy(mine)
+            merged.merge(theirs)
+            assert merged.result() == pytest.approx(exact, abs=1e-5)  # the documented error
+
+    @pytest.mark.parametrize("direction", [1, -1])
+    def test_weights_stay_bounded_however_often_metrics_are_merged(self, direction):
         merged = DecayedAUC(half_life=1)
         merged.update([0, 1], [0.1, 0.9], at=0, sample_weight=1e100)
         for at in range(60, 60 * 100, 60):
-            ahead = DecayedAUC(half_life=1)
-            ahead.update([0, 1], [0.1, 0.9], at=at, sample_weight=1e100)
-            ahead.merge(merged)
-            merged = ahead
+            next_one = DecayedAUC(half_life=1)
+            next_one.update([0, 1], [0.1, 0.9], at=direction * at, sample_weight=1e100)
+            next_one.merge(merged)
+            merged = next_one
         assert merged.result() == 1.0
         assert merged.class_weights() == pytest.approx((1e100, 1e100))
 
