@@ -272,8 +272,8 @@ def _by_name(variables: Named) -> dict[str, Any]:
         name = getattr(variable, "path", None) or getattr(variable, "name", None)
         if not isinstance(name, str):
             raise ValueError(
-                "`variables` must be a mapping of names to arrays, or a sequence of TensorFlow or Keras "
-                f"variables. Received: a sequence that holds {type(variable).__name__}."
+                "`variables` must be a mapping of names to arrays, or a sequence of TensorFlow or "
+                f"Keras variables. Received: a sequence that holds {type(variable).__name__}."
             )
         if stream_name(name) in named:
             raise ValueError(f"`variables` holds two named {name!r}; give a mapping of names.")

@@ -74,6 +74,7 @@ class Recording:
         feature_groups: As in the trace format.
         samples_known: Whether reports carry ``samples``.
         offered: Names that ``StepReport.scalars`` will hold, with their streams.
+        fresh: Whether probes forget what an earlier session or fit left in them.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Recording:
         feature_groups: Mapping[str, Any] | None = None,
         samples_known: bool = False,
         offered: Sequence[Stream] = (),
+        fresh: bool = True,
     ) -> None:
         self.writer = writer
         self.probes = list(probes)
@@ -104,7 +106,7 @@ class Recording:
         self._predictors = [p for p in self.probes if p.wants_predictions]
         self._background: Background | None = None
         self._next_due = 0
-        for probe in self.probes:
+        for probe in self.probes if fresh else ():
             probe.reset()
 
     def _cadence(self, probe: Probe) -> Cadence:
@@ -123,12 +125,18 @@ class Recording:
         groups = group_slices(self.feature_groups, name, shape[0]) if shape else {}
         return Variable(name, shape, "float64" if dtype == "float64" else "float32", device, groups)
 
-    def start(self, step: int, variables: Sequence[tuple[Variable, frozenset[str]]]) -> None:
+    def start(
+        self,
+        step: int,
+        variables: Sequence[tuple[Variable, frozenset[str]]],
+        samples_before: float = 0.0,
+    ) -> None:
         """Declare all streams that are known before the first step, and start the clocks.
 
         Args:
             step: Step at which this process begins.
             variables: Each with what is offered of it: ``weight``, ``weight_before``, ``gradient``.
+            samples_before: Samples that were consumed before it.
         """
         for probe in self.probes:
             try:
@@ -145,7 +153,7 @@ class Recording:
             except Exception as error:
                 self.failed(probe, error)
             if isinstance(probe, Throughput):
-                samples = 0.0 if self._samples_known else None
+                samples = samples_before if self._samples_known else None
                 probe.start(StepReport(step, time.time(), samples=samples))
         for stream in self._offered_streams.values():
             self._declare(stream)

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-
 #: Later than any step.
 NEVER = 1 << 62
 

@@ -14,7 +14,7 @@ from deepinsight.collectors.probes import Gradients, Probe, Scalars, Throughput,
 from deepinsight.collectors.probes.base import Predictions, StepReport
 from deepinsight.collectors.recording import Measured, Recording, check_probes, check_settings
 from deepinsight.collectors.schedule import OverheadMeter
-from deepinsight.collectors.session_plan import Norm, ScalarPack, SessionPlan
+from deepinsight.collectors.session_plan import ScalarPack, SessionPlan
 from deepinsight.traces import TraceWriter
 
 
@@ -141,6 +141,13 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
         if self._writer is None:
             raise RuntimeError("The hook has no open trace: it opens when its session is created.")
         return self._writer
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until everything recorded so far is in the file; False if the time was too short."""
+        if self._recording is None:
+            return True
+        self._recording.drain()
+        return self.writer.flush(timeout_s)
 
     def begin(self) -> None:
         """Add what is to be measured to the graph and open the trace."""

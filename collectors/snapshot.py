@@ -22,6 +22,10 @@ class Snapshot:
         self._variables = list(variables)
         self._compiled: dict[int, tuple[Probe, Any, list[Pack]]] = {}
 
+    def holds(self, variables: Sequence[tuple[Variable, Any]]) -> bool:
+        """Whether these are its variables, so that it can be used again."""
+        return [(i, id(v)) for i, v in variables] == [(i, id(v)) for i, v in self._variables]
+
     def weights(self, probe: Probe) -> list[Measured]:
         """What the probe makes of the weights as they are."""
         if id(probe) not in self._compiled:
