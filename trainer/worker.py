@@ -87,22 +87,23 @@ class Worker:
             with session:
                 self._termination.before_forced_end(hook.writer.close)
                 start = self._begin(session, graph)
-                chores = (
-                    Chores(
-                        self._options,
-                        self._data,
-                        graph,
-                        report=self._report,
-                        hook=hook,
-                        saver=saver,
-                        start=start,
-                    )
-                    if self._chief
-                    else None
-                )
+                chores = self._chores(graph, hook, saver, start) if self._chief else None
                 reason = self._train(session, graph, hook, chores, start)
                 self._part(session, graph, parting, chores)
                 self._report(self._done_event(reason))
+
+    def _chores(
+        self, graph: TrainingGraph, hook: TraceHook, saver: v1.train.Saver, start: int
+    ) -> Chores:
+        return Chores(
+            self._options,
+            self._data,
+            graph,
+            report=self._report,
+            hook=hook,
+            saver=saver,
+            start=start,
+        )
 
     def _start_server(self) -> tuple[str, tuple[str, ...]]:
         """Start this process's server; the session's target and device filters."""

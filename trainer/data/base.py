@@ -84,7 +84,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def training_sample(self, position: int = 0) -> Batch:
-        """A fixed sample of the training part, as large as the held-out part or smaller."""
+        """A fixed sample of the training part, to compare with the held-out part."""
 
 
 def shuffled_batches(

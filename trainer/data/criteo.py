@@ -40,8 +40,8 @@ class Criteo(DataSet):
     Args:
         path: The file.
         buckets: IDs per categorical feature, >= 2.
-        held_out_limit: Held-out examples to keep at most, >= 2; as many of the training part are
-            kept as its sample.
+        held_out_limit: Held-out examples to keep at most, >= 2; at most as many of the training part
+            are kept as its sample.
 
     Raises:
         DataError: If the file cannot be read, is malformed within the part that is kept, or has
@@ -62,7 +62,7 @@ class Criteo(DataSet):
                 f"{self._path}: at least {HELD_OUT_EVERY} lines are needed, so that one can be "
                 f"held out. Give a longer file."
             )
-        self._sample = self._collect(len(self._held_out.labels), held_out=False)
+        self._sample = self._collect(held_out_limit, held_out=False)
 
     def facts(self) -> dict[str, Any]:
         """The groups, the path and the number of held-out examples."""
@@ -152,7 +152,7 @@ class Criteo(DataSet):
         return self._held_out
 
     def training_sample(self, position: int = 0) -> Batch:
-        """The first training lines, as many as are held out."""
+        """The first training lines, at most as many as may be held out."""
         return self._sample
 
 

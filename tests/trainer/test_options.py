@@ -1,0 +1,79 @@
+import json
+
+import pytest
+
+from deepinsight.errors import DeepInsightError
+from deepinsight.trainer.errors import OptionError
+from deepinsight.trainer.options import Options
+
+
+def test_defaults_depend_on_the_model_and_the_rule():
+    dense = Options(run_dir="r", model="dense", optimizer="adam")
+    assert dense.hidden == (256, 128, 64, 32)
+    assert dense.learning_rate == 0.001
+    assert Options(run_dir="r").hidden == (64, 32)
+    assert Options(run_dir="r", synchronization="sync", workers=3).replicas_to_aggregate == 3
+    assert Options(run_dir="r").replicas_to_aggregate is None
+
+
+def test_config_is_json_and_has_what_viewers_need():
+    config = Options(run_dir="r").config()
+    assert json.loads(json.dumps(config)) == config
+    assert {
+        "model", "data", "optimizer", "synchronization", "workers", "ps", "batch_size",
+        "learning_rate", "seed",
+    } <= set(config)  # fmt: skip
+    assert "resume" not in config
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "deep"}, "--model must be one of dense, wide-deep. Received: deep"),
+        ({"batch_size": 0}, "--batch-size must be >= 1. Received: 0"),
+        ({"learning_rate": float("nan")}, "--learning-rate must be finite and > 0. Received: nan"),
+        ({"learning_rate": -1.0}, "--learning-rate must be finite and > 0"),
+        ({"momentum": 1.0}, "--momentum must be >= 0 and < 1"),
+        ({"hidden": (8, 0)}, "--hidden must be widths >= 1"),
+        ({"ctr_leak": 1.5}, "--ctr-leak must be >= 0 and <= 1"),
+        ({"steps": None}, "One of --steps and --epochs"),
+        ({"ps": 0, "workers": 2}, "--workers 2 needs --ps >= 1"),
+        ({"data": "criteo"}, "needs --data-path"),
+        ({"data_path": "x"}, "--data digits reads no file"),
+        ({"data": "ctr", "epochs": 2}, "endless stream"),
+        ({"replicas_to_aggregate": 1}, "needs --synchronization sync"),
+        (
+            {"replicas_to_aggregate": 3, "synchronization": "sync"},
+            r"--replicas-to-aggregate must be <= --workers \(2\)",
+        ),
+    ],
+)
+def test_refuses_values_out_of_range_and_names_the_option(given, message):
+    with pytest.raises(OptionError, match=message):
+        Options(run_dir="r", **given)
+
+
+def test_option_errors_are_value_errors_too():
+    assert issubclass(OptionError, ValueError)
+    assert issubclass(OptionError, DeepInsightError)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": "dense"}, "--model was wide-deep in r. Received: dense"),
+        ({"hidden": (8, 4)}, "--hidden was 64,32 in r. Received: 8,4"),
+        ({"data": "ctr"}, "--data was digits in r. Received: ctr"),
+        ({"optimizer": "sgd"}, "--optimizer was adagrad in r. Received: sgd"),
+    ],
+)
+def test_resume_refuses_another_model_or_data(changed, message):
+    config = json.loads(json.dumps(Options(run_dir="r").config()))
+    with pytest.raises(OptionError, match=message):
+        Options(run_dir="r", **changed).check_resumes(config)
+
+
+def test_resume_accepts_another_rate_and_cluster():
+    config = json.loads(json.dumps(Options(run_dir="r").config()))
+    changed = Options(run_dir="r", learning_rate=0.5, workers=3, ps=2, synchronization="sync")
+    changed.check_resumes(config)
