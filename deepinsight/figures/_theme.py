@@ -159,10 +159,12 @@ def new_figure(
     )
     if subtitle:
         figure.update_layout(title_subtitle_text=escape(subtitle))
+    else:
+        figure.update_layout(margin_t=56)
     return figure
 
 
-def empty_figure(title: str, reason: str, *, height: int = 260) -> go.Figure:
+def empty_figure(title: str, reason: str, *, height: int = 210) -> go.Figure:
     """A figure without data that says why, and what to do about it.
 
     Args:
@@ -172,7 +174,11 @@ def empty_figure(title: str, reason: str, *, height: int = 260) -> go.Figure:
     """
     figure = new_figure(title, height=height)
     figure.update_layout(
-        xaxis_visible=False, yaxis_visible=False, dragmode=False, meta={"empty": True}
+        xaxis_visible=False,
+        yaxis_visible=False,
+        dragmode=False,
+        meta={"empty": True},
+        modebar_remove=["toImage", "zoom", "pan", "zoomIn", "zoomOut", "resetScale"],
     )
     figure.add_annotation(
         text="<br>".join(escape(line) for line in _wrap(reason, 84)),

@@ -155,7 +155,7 @@ def _consumed(rows: Rows, start_s: float) -> tuple[Floats, Floats]:
 
 
 def plot_comparison(info: ComparisonInfo) -> go.Figure:
-    """Draw the lines: a colour per run, a dash per process of it."""
+    """Draw the lines: a colour per run and a dash per process; of one run, a colour per process."""
     title = f"{info.stream} by {info.against}" if info.stream else "Comparison"
     if not info.series:
         return empty_figure(title, info.reason)
@@ -172,6 +172,8 @@ def plot_comparison(info: ComparisonInfo) -> go.Figure:
     seen: dict[str, int] = {}
     for line, key in zip(info.series, info.runs, strict=True):
         seen[key] = seen.get(key, -1) + 1
+        shade = order.index(key) if len(order) > 1 else seen[key]
+        style = seen[key] if len(order) > 1 else 0
         figure.add_trace(
             go.Scatter(
                 x=line.x,
@@ -179,7 +181,7 @@ def plot_comparison(info: ComparisonInfo) -> go.Figure:
                 name=escape(short(line.name)),
                 mode="lines+markers" if line.x.size <= 60 else "lines",
                 marker={"size": 6},
-                line={"color": colour(order.index(key)), "dash": dash(seen[key]), "width": 2},
+                line={"color": colour(shade), "dash": dash(style), "width": 2},
                 hovertemplate="%{x:,.4~f}: %{y:.5g}",
             )
         )

@@ -68,10 +68,9 @@ def plot_weight_distribution(info: WeightDistributionInfo) -> go.Figure:
     title = f"Distribution of w, {info.variable}"
     if not info.percentiles and not info.moments:
         return empty_figure(title, info.reason)
-    zeros = info.last_share_of_zeros
     figure = new_figure(
         title,
-        subtitle=f"{100 * zeros:.3g} % of the weights are exactly 0 at last" if zeros >= 0 else "",
+        subtitle=_subtitle(info),
         x_title="Step (updates)",
         y_title="Weight (dimensionless)",
         revision=f"{info.run}/{info.variable}/distribution",
@@ -92,6 +91,15 @@ def plot_weight_distribution(info: WeightDistributionInfo) -> go.Figure:
             figure.add_trace(_line(moments[name], name, style, shade))
     figure.update_layout(hovermode="x unified", showlegend=True)
     return figure
+
+
+def _subtitle(info: WeightDistributionInfo) -> str:
+    parts = []
+    if info.last_share_of_zeros >= 0:
+        parts.append(f"{100 * info.last_share_of_zeros:.3g} % of the weights are exactly 0 at last")
+    if bad := max((line.non_finite for line in info.moments), default=0):
+        parts.append(f"not finite in {bad:,} of {info.moments[0].rows:,} snapshots (gaps)")
+    return " · ".join(parts)
 
 
 def _band(low: Series, high: Series, opacity: float, name: str) -> go.Scatter:

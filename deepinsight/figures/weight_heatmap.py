@@ -44,6 +44,7 @@ _HEIGHT = 640
 _STRIP_WIDTH = 0.1
 _BAND_SHADES = ("#dbe4ee", "#eef2f7")
 _SNAPSHOTS_FOR_RANGE = 8
+_MOST_RINGS = 100
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def plot_weight_heatmap(info: WeightHeatmapInfo) -> go.Figure:
     """Draw the snapshot, with one labelled band per feature group on the left."""
     title = f"|w| of {info.variable}"
     if info.values is None:
-        return empty_figure(title, info.reason, height=_HEIGHT)
+        return empty_figure(title, info.reason)
     figure = new_figure(
         f"{title} at step {info.step:,}",
         subtitle=_subtitle(info),
@@ -200,6 +201,7 @@ def plot_weight_heatmap(info: WeightHeatmapInfo) -> go.Figure:
     figure.add_trace(_picture(info, info.values))
     if info.non_finite:
         figure.add_trace(_non_finite_blocks(info, info.values))
+        figure.add_trace(_non_finite_rings(info, info.values))
     figure.update_layout(
         dragmode="zoom",
         showlegend=False,
@@ -327,6 +329,25 @@ def _non_finite_blocks(info: WeightHeatmapInfo, values: npt.NDArray[np.float32])
         showscale=False,
         colorscale=[NON_FINITE_COLOUR, NON_FINITE_COLOUR],
         hovertemplate="row %{y:.0f}, column %{x:.0f}<br>|w| is %{customdata}<extra></extra>",
+    )
+
+
+def _non_finite_rings(info: WeightHeatmapInfo, values: npt.NDArray[np.float32]) -> go.Scatter:
+    """Rings around the first few, since one block may be smaller than a pixel."""
+    x, y = _edges(info)
+    rows, columns = np.nonzero(~np.isfinite(values))
+    rows, columns = rows[:_MOST_RINGS], columns[:_MOST_RINGS]
+    return go.Scatter(
+        x=(x[columns] + x[columns + 1]) / 2,
+        y=(y[rows] + y[rows + 1]) / 2,
+        mode="markers",
+        marker={
+            "symbol": "circle-open",
+            "size": 11,
+            "line": {"width": 2},
+            "color": NON_FINITE_COLOUR,
+        },
+        hoverinfo="skip",
     )
 
 

@@ -24,15 +24,15 @@ COLUMNS = (
     ("Run", ""),
     ("Status", ""),
     ("Model", "text"),
-    ("Optimizer", "text"),
-    ("Sync", "text"),
-    ("Processes", "num"),
+    ("Optimizer", "text minor"),
+    ("Sync", "text minor"),
+    ("Processes", "num minor"),
     ("Last step", "num"),
     ("Eval AUC", "num"),
     ("Train loss", "num"),
     ("Samples/s", "num"),
-    ("Started", ""),
-    ("Ran for", "num"),
+    ("Started", "minor"),
+    ("Ran for", "num minor"),
 )
 
 
@@ -69,43 +69,37 @@ def run_rows(key: str, summary: RunSummary | str) -> list[Component]:
         dashes = [html.Td(MISSING, className=kind) for _, kind in COLUMNS[2:]]
         cells = [_name(key), html.Td(badge("unreadable")), *dashes]
         return [html.Tr(cells), _note(summary)]
-    created = summary.created_time_s
-    cells = [
-        _name(key),
-        html.Td(badge(summary.status)),
-        *(_setting(summary, name) for name in ("model", "optimizer", "synchronization")),
-        _number(str(len(summary.processes)), ", ".join(f"{n}: {s}" for n, s in summary.processes)),
-        _number(f"{summary.last_step:,}" if summary.last_step >= 0 else MISSING),
+    rate = summary.samples_per_second
+    texts: list[tuple[str, str]] = [
+        *((summary.setting(name), "") for name in ("model", "optimizer", "synchronization")),
+        (str(len(summary.processes)), ", ".join(f"{n}: {s}" for n, s in summary.processes)),
+        (f"{summary.last_step:,}" if summary.last_step >= 0 else "", ""),
         _latest(summary, "eval/auc"),
         _latest(summary, "train/loss"),
-        _number(MISSING if math.isnan(r := summary.samples_per_second) else number(r)),
-        html.Td(moment(created), className="when"),
-        _number(duration(summary.duration_s)),
+        ("" if math.isnan(rate) else number(rate), "all processes together"),
+        (moment(summary.created_time_s), ""),
+        (duration(summary.duration_s), ""),
     ]
-    return [html.Tr(cells), *(_note(text) for text in summary.warnings)]
+    cells = [
+        html.Td(text or MISSING, className=kind, title=title or text)
+        for (text, title), (_, kind) in zip(texts, COLUMNS[2:], strict=True)
+    ]
+    row = html.Tr([_name(key), html.Td(badge(summary.status)), *cells])
+    return [row, *(_note(text) for text in summary.warnings)]
 
 
 def _name(key: str) -> Component:
-    link = dcc.Link(key, href="/weights" + make_query({"run": key}), title="Open this run")
+    link = dcc.Link(key, href="/weights" + make_query({"run": key}), title=key)
     return html.Th(link, scope="row")
 
 
-def _setting(summary: RunSummary, name: str) -> Component:
-    text = summary.setting(name)
-    return html.Td(text or MISSING, className="text", title=text)
-
-
-def _number(text: str, title: str = "") -> Component:
-    return html.Td(text, className="num", title=title)
-
-
-def _latest(summary: RunSummary, stream: str) -> Component:
+def _latest(summary: RunSummary, stream: str) -> tuple[str, str]:
     value = summary.latest_of(stream)
     if value is None:
-        return _number(MISSING, f"{stream} is not recorded")
+        return "", f"{stream} is not recorded"
     unit = "" if value.unit in ("", "1") else f" {value.unit}"
-    return _number(number(value.value) + unit, f"{stream} at step {value.step:,}")
+    return number(value.value) + unit, f"{stream} at step {value.step:,}"
 
 
 def _note(text: str) -> Component:
-    return html.Tr(html.Td(text, colSpan=len(COLUMNS)), className="note")
+    return html.Tr(html.Td(html.Div(text), colSpan=len(COLUMNS)), className="note")

@@ -100,7 +100,7 @@ def slider_properties(steps: npt.NDArray[np.int64], position: int) -> dict[str, 
     picks = np.unique(np.linspace(0, last, marks).astype(int))[: steps.size]
     return {
         "max": max(last, 1),
-        "marks": {str(int(i)): f"{int(steps[i]):,}" for i in picks},
+        "marks": {str(int(i)): f"{int(steps[i]):,}" for i in picks} or None,
         "value": min(max(position, 0), last),
         "disabled": steps.size < 2,
     }
