@@ -2,6 +2,7 @@
 
 from deepinsight.traces.errors import (
     ProcessNameInUseError,
+    RunNotFoundError,
     SegmentError,
     StreamNotFoundError,
     TraceError,
@@ -18,6 +19,7 @@ __all__ = [
     "ProcessInfo",
     "ProcessNameInUseError",
     "Run",
+    "RunNotFoundError",
     "SegmentError",
     "SegmentRepair",
     "StreamInfo",

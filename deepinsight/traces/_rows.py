@@ -35,7 +35,11 @@ class Stream:
             buffer = self.spare.pop()
         except IndexError:
             buffer = np.empty(array.shape, self.info.dtype)
-        np.copyto(buffer, array, casting="unsafe")
+        if array.dtype == buffer.dtype:
+            np.copyto(buffer, array)
+        else:
+            with np.errstate(over="ignore", under="ignore"):
+                np.copyto(buffer, array, casting="unsafe")
         return buffer
 
     def give_back(self, buffer: np.ndarray) -> None:
@@ -55,30 +59,55 @@ class _Parts:
     values: list[Any] = field(default_factory=list)
 
 
+def numbers(value: Any, name: str) -> np.ndarray:
+    """Return ``value`` as an array of booleans, integers or floats, or say why it is none."""
+    array = np.asarray(value)
+    if array.dtype.kind == "V" and array.dtype.name.startswith(("bfloat", "float")):
+        return array.astype(np.float32)  # TensorFlow's short floats; float32 holds them exactly
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"Stream {name!r} takes numbers. Received: {type(value).__name__} of dtype "
+            f"{array.dtype}."
+        )
+    return array
+
+
+def as_float(value: Any, info: StreamInfo) -> float:
+    """Return a scalar as a Python float, or say why it is none."""
+    if isinstance(value, np.generic | int) and not isinstance(value, np.character):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            pass
+    return float(fitting(value, info, ()))
+
+
 def fitting(value: Any, info: StreamInfo, shape: tuple[int, ...]) -> np.ndarray:
     """Copy ``value`` into the stream's dtype, or say why it does not fit."""
-    return np.array(checked(value, info, shape), dtype=info.dtype)
+    with np.errstate(over="ignore", under="ignore"):  # out of a float's range is infinity or 0
+        return np.array(checked(value, info, shape), dtype=info.dtype)
 
 
 def checked(value: Any, info: StreamInfo, shape: tuple[int, ...]) -> np.ndarray:
     """Return ``value`` as an array that the stream can hold, or say why it cannot."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(
-            f"Stream {info.name!r} takes numbers. Received: {type(value).__name__} of dtype "
-            f"{array.dtype}."
-        )
+    array = numbers(value, info.name)
     if array.shape != shape:
+        received = array.shape[len(shape) - len(info.shape) :]
         raise ValueError(
-            f"Stream {info.name!r} takes values of shape {info.shape}. Received: shape "
-            f"{array.shape[len(shape) - len(info.shape) :] if len(shape) > len(info.shape) else array.shape}."
-            " A stream's shape is fixed by its first value; record other shapes under another name."
+            f"Stream {info.name!r} takes values of shape {info.shape}. Received: shape {received}. "
+            "A stream's shape is fixed by its first value; record other shapes under another name."
         )
     target = np.dtype(info.dtype)
-    if array.dtype.kind == "f" and target.kind != "f":
+    if array.dtype == target or target.kind == "f":
+        return array
+    fits = array.dtype.kind != "f"
+    if fits and array.size:
+        limits = (0, 1) if target.kind == "b" else (np.iinfo(target).min, np.iinfo(target).max)
+        fits = limits[0] <= int(array.min()) and int(array.max()) <= limits[1]
+    if not fits:
         raise ValueError(
-            f"Stream {info.name!r} holds {target.name}. Received: {array.dtype}, which does not fit "
-            "without loss. Declare the stream with a floating dtype."
+            f"Stream {info.name!r} holds {target.name}. Received: {array.dtype}, which does not "
+            "fit without loss. Declare the stream with a wider or floating dtype."
         )
     return array
 

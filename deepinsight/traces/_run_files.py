@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from deepinsight.traces.errors import ProcessNameInUseError, TraceError
-from deepinsight.traces.schema import FORMAT_VERSION, RUN_FORMAT, normalize_feature_groups
+from deepinsight.traces.schema import (
+    FORMAT_VERSION,
+    RUN_FORMAT,
+    normalize_feature_groups,
+    plain,
+)
 
 RUN_FILE = "run.json"
 PROCESS_FILE = "process.json"
@@ -23,7 +29,7 @@ _LOCK_PATIENCE_S = 1.0
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or raise TraceError naming the file."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise TraceError(
             f"{path}: not valid JSON ({error}). Restore or remove the file."
@@ -35,25 +41,26 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a JSON file atomically."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.new")
     try:
-        text = json.dumps(content, indent=1, default=_plain)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"What goes into {path.name} must be JSON: strings, numbers, booleans, lists and "
-            f"mappings. {error}."
-        ) from error
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.new")
-    hidden.write_text(text + "\n")
-    os.replace(hidden, path)
+        hidden.write_text(json.dumps(content, indent=1, default=plain) + "\n", encoding="utf-8")
+        os.replace(hidden, path)
+    except BaseException:
+        hidden.unlink(missing_ok=True)
+        raise
 
 
-def _plain(value: Any) -> Any:
-    """Turn NumPy scalars and arrays and paths into what JSON knows."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    raise TypeError(f"Received: {type(value).__name__} {value!r}")
+def _require_json(**arguments: Mapping[str, Any] | None) -> None:
+    """Raise TypeError that names the entry which JSON cannot hold."""
+    for argument, content in arguments.items():
+        for key, value in (content or {}).items():
+            try:
+                json.dumps({key: value}, default=plain)
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"`{argument}` must be JSON: strings, numbers, booleans, lists and mappings. "
+                    f"Received: {argument}[{key!r}] = {value!r} ({error})."
+                ) from error
 
 
 def update_run_file(
@@ -66,7 +73,14 @@ def update_run_file(
 
     Returns:
         The run's id.
+
+    Raises:
+        TypeError: If ``config`` or ``variables`` is not JSON-serialisable.
+        ValueError: If a feature group is not a range of rows.
+        TraceError: If run.json is damaged, of something else or of a newer version.
     """
+    _require_json(config=config, variables=variables)
+    groups = normalize_feature_groups(feature_groups or {})
     run_dir.mkdir(parents=True, exist_ok=True)
     with open(run_dir / ".run.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -84,9 +98,9 @@ def update_run_file(
                 "feature_groups": {},
                 "variables": {},
             }
-        content["config"].update(config or {})
-        content["feature_groups"].update(normalize_feature_groups(feature_groups or {}))
-        content["variables"].update(variables or {})
+        content.setdefault("config", {}).update(config or {})
+        content.setdefault("feature_groups", {}).update(groups)
+        content.setdefault("variables", {}).update(variables or {})
         write_json(path, content)
     return str(content["run_id"])
 
@@ -95,9 +109,10 @@ def check_run_file(path: Path, content: Mapping[str, Any]) -> None:
     """Raise TraceError unless ``content`` is a run.json of a version that is known here."""
     if content.get("format") != RUN_FORMAT:
         raise TraceError(f"{path}: not a DeepInsight run. Choose another folder for the run.")
-    if content.get("format_version", 0) > FORMAT_VERSION:
+    version = content.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
         raise TraceError(
-            f"{path}: run format version {content['format_version']}; this DeepInsight knows up "
+            f"{path}: run format version {version!r}; this DeepInsight knows up "
             f"to version {FORMAT_VERSION}. Install a newer DeepInsight."
         )
 
@@ -124,7 +139,7 @@ class ProcessFolder:
         write_json(path / PROCESS_FILE, self._record)
 
     def _acquire(self) -> IO[str]:
-        lock = open(self.path / LOCK_FILE, "w")
+        lock = open(self.path / LOCK_FILE, "w")  # noqa: SIM115 - open as long as the lock
         deadline = time.monotonic() + _LOCK_PATIENCE_S
         while True:
             try:
@@ -165,7 +180,13 @@ class ProcessFolder:
             if ended:
                 write_json(self.path / PROCESS_FILE, {**self._record, "ended_time_s": time.time()})
         finally:
+            # Unlocked, not only closed: a forked child may hold a copy of the descriptor.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
             self._lock.close()
+
+    def forget(self) -> None:
+        """Close the lock file in a forked child; the parent goes on holding the lock."""
+        self._lock.close()
 
 
 def segment_paths(folder: Path, damaged: bool = False) -> list[Path]:

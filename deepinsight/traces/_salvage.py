@@ -1,7 +1,6 @@
 """Copy the readable rows of a damaged segment; run as a process of its own, see `repair`."""
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -11,10 +10,16 @@ from typing import Any
 import h5py
 import numpy as np
 
-from deepinsight.traces._segment import SegmentWriter, collect_streams, is_unclosed, stored_eof
+from deepinsight.traces._segment import (
+    DATASETS,
+    READ_ERRORS,
+    SegmentWriter,
+    collect_streams,
+    is_unclosed,
+    stored_eof,
+)
 from deepinsight.traces.schema import STEP_FILL, StreamInfo
 
-_READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError)
 _BLOCK_BYTES = 64 << 20
 
 
@@ -38,14 +43,14 @@ def salvage(source: Path, target: Path) -> dict[str, Any]:
             info = StreamInfo.from_attributes(
                 name, values.shape[1:], values.dtype.name, dict(group.attrs)
             )
-            datasets = [group[part] for part in ("step", "wall_time_s", "values")]
+            datasets = [group[part] for part in DATASETS]
             written = min(len(dataset) for dataset in datasets)
             rows = min(_rows_within(dataset, size) for dataset in datasets)
             lost = max(written - rows, 0)
             # Rows without a step were never complete: their writer died before it flushed them.
             unset = group["step"][:rows] == STEP_FILL
             rows = int(np.argmax(unset)) if unset.any() else rows
-        except _READ_ERRORS:
+        except READ_ERRORS:
             unreadable.append(name)
             continue
         found[name] = (info, rows)
@@ -53,8 +58,7 @@ def salvage(source: Path, target: Path) -> dict[str, Any]:
     writer = SegmentWriter(target, _attributes(file, source), list(found.values()))
     for name, (info, rows) in found.items():
         group = file[name]
-        row_bytes = 16 + np.dtype(info.dtype).itemsize * math.prod(info.shape)
-        at_once = max(1, _BLOCK_BYTES // row_bytes)
+        at_once = max(1, _BLOCK_BYTES // info.row_bytes)
         for start in range(0, rows, at_once):
             part = slice(start, min(start + at_once, rows))
             block = (group["step"][part], group["wall_time_s"][part], group["values"][part])
@@ -85,7 +89,7 @@ def _rows_within(dataset: h5py.Dataset, size: int) -> int:
     for start in range(0, len(dataset), rows_per_chunk):
         try:
             chunk = dataset.id.get_chunk_info_by_coord((start, *zeros))
-        except _READ_ERRORS:
+        except READ_ERRORS:
             return start
         if chunk.byte_offset is None or chunk.byte_offset + chunk.size > size:
             return start
@@ -103,7 +107,7 @@ def _attributes(file: h5py.File, source: Path) -> dict[str, Any]:
     for key in (*attributes, "created_time_s"):
         try:
             attributes[key] = file.attrs[key]
-        except _READ_ERRORS:
+        except READ_ERRORS:
             continue
     return attributes
 

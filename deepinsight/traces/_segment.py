@@ -1,8 +1,11 @@
 """One segment file: written once under SWMR, read at any moment."""
 
+import contextlib
+import functools
 import math
 import os
 import struct
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +17,10 @@ import numpy as np
 from deepinsight.traces._rows import Block
 from deepinsight.traces.errors import SegmentError
 from deepinsight.traces.schema import FORMAT_VERSION, SEGMENT_FORMAT, STEP_FILL, StreamInfo
+
+# What h5py raises on damaged files, text and JSON inside them included.
+READ_ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)
+DATASETS = ("step", "wall_time_s", "values")
 
 _MIN_CHUNK_ROWS = 64
 _MAX_CHUNK_ROWS = 65_536
@@ -43,7 +50,8 @@ class _StreamDatasets:
         self.rows = 0
         self.row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape)
         self.chunk_rows = chunk_rows(self.row_bytes, rows_so_far)
-        group = file.create_group(info.name)
+        # It may be there already: ``loss/aux`` came before ``loss``.
+        group = file.require_group(info.name)
         group.attrs.update(info.attributes())
         scalar_rows = chunk_rows(8, rows_so_far)
         create = group.create_dataset
@@ -105,8 +113,7 @@ class SegmentWriter:
     ) -> None:
         self.path = path
         hidden = path.with_name(f".{path.name}.new")
-        # Our own lock file guards the process folder; HDF5's would stand in the way of readers.
-        self._file = h5py.File(hidden, "w", libver=("v110", "v110"), locking=False)
+        self._file = _create(hidden)
         try:
             self._file.attrs.update(
                 {
@@ -123,8 +130,9 @@ class SegmentWriter:
             self._file.flush()
             os.replace(hidden, path)
         except BaseException:
-            self._file.close()
             hidden.unlink(missing_ok=True)
+            with contextlib.suppress(*READ_ERRORS):
+                self.close()
             raise
 
     def __contains__(self, name: str) -> bool:
@@ -157,7 +165,55 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Close the file; raises OSError if what is left cannot be written."""
-        self._file.close()
+        held = _held_by_parent()
+        with held.lock:
+            descriptor = self._file.id.get_vfd_handle() if self._file else -1
+            self._file.close()
+            held.descriptors.discard(descriptor)
+
+
+class _HeldByParent:
+    """The files being written, which a forked child must not touch.
+
+    When a child ends, HDF5 would write what it had cached at the fork and cut the file to the
+    length that it had then, below its parent. So the child's descriptors come to point to nowhere.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.descriptors: set[int] = set()
+        os.register_at_fork(
+            before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
+        )
+
+    def _before(self) -> None:
+        self.lock.acquire()
+
+    def _in_parent(self) -> None:
+        self.lock.release()
+
+    def _in_child(self) -> None:
+        for descriptor in self.descriptors:
+            nowhere = os.memfd_create("deepinsight")
+            os.dup2(nowhere, descriptor, inheritable=False)
+            os.close(nowhere)
+        self.descriptors.clear()
+        self.lock.release()
+
+
+@functools.cache
+def _held_by_parent() -> _HeldByParent:
+    return _HeldByParent()
+
+
+def _create(path: Path) -> h5py.File:
+    """Create a file for SWMR in the format of HDF5 1.10."""
+    held = _held_by_parent()
+    with held.lock:
+        # Our own lock file guards the process folder; HDF5's would stand in the way of readers.
+        file = h5py.File(path, "w", libver=("v110", "v110"), locking=False)
+        held.descriptors.add(file.id.get_vfd_handle())
+    return file
 
 
 def stored_eof(path: Path) -> int:
@@ -190,31 +246,38 @@ class SegmentReader:
         self.path = path
         try:
             # HDF5 under SWMR reads zeros past the end of a cut file; such a file is not for it.
-            if path.stat().st_size < stored_eof(path):
+            # Asked in this order: a writer extends the file before it stores the new end.
+            end, size = stored_eof(path), path.stat().st_size
+            if size < end:
                 raise SegmentError(
-                    f"{path}: the file is cut ({path.stat().st_size} of {stored_eof(path)} "
-                    "bytes). 'deepinsight repair RUN' saves the rows that are still there.",
+                    f"{path}: the file is cut ({size} of {end} bytes). 'deepinsight repair RUN' "
+                    "saves the rows that are still there.",
                     damaged=True,
                 )
-            self._file = h5py.File(path, "r", libver="latest", swmr=True, locking=False)
+            self._file, self._growing = _open(path)
         except SegmentError:
             raise
-        except (OSError, RuntimeError) as error:
+        except READ_ERRORS as error:
             raise SegmentError(
                 f"{path}: not readable as HDF5 ({error}). 'deepinsight repair RUN' saves what "
                 "can be read and sets the file aside.",
                 damaged=True,
             ) from error
+        self._names: list[str] | None = None
         try:
             self._check_format()
+            self.life = int(self._file.attrs["life"])
         except SegmentError:
             self._file.close()
             raise
-        self._names: list[str] | None = None
+        except READ_ERRORS as error:
+            self._file.close()
+            raise self._damaged("its attributes", error) from error
 
     def _check_format(self) -> None:
         attributes = self._file.attrs
-        if attributes.get("format") != SEGMENT_FORMAT:
+        found = attributes.get("format")
+        if not isinstance(found, str) or found != SEGMENT_FORMAT:
             raise SegmentError(
                 f"{self.path}: a foreign HDF5 file, not a DeepInsight segment. Move it out of the "
                 "run's folder."
@@ -226,49 +289,98 @@ class SegmentReader:
                 f"version {FORMAT_VERSION}. Install a newer DeepInsight to read it."
             )
 
-    @property
-    def life(self) -> int:
-        """Which life of the process wrote this segment, from 1."""
-        return int(self._file.attrs["life"])
+    def _damaged(self, what: str, error: Exception) -> SegmentError:
+        return SegmentError(
+            f"{self.path}: {what} cannot be read ({error}). 'deepinsight repair RUN' saves the "
+            "rows that are still there.",
+            damaged=True,
+        )
 
     def stream_names(self) -> list[str]:
         """Return the names of all streams of the segment."""
         if self._names is None:
             found: list[str] = []
-            collect_streams(self._file.id, "", found)
+            try:
+                collect_streams(self._file.id, "", found)
+            except READ_ERRORS as error:
+                raise self._damaged("the list of streams", error) from error
             self._names = found
         return self._names
 
     def __contains__(self, name: str) -> bool:
-        return f"{name}/step" in self._file
+        if self._names is not None:
+            return name in self._names
+        try:
+            return f"{name}/step" in self._file
+        except READ_ERRORS as error:
+            raise self._damaged(f"stream {name!r}", error) from error
 
     def info(self, name: str) -> StreamInfo:
         """Return what the stream's attributes say."""
-        group = self._file[name]
-        values = group["values"]
-        return StreamInfo.from_attributes(
-            name, values.shape[1:], values.dtype.name, dict(group.attrs)
-        )
+        try:
+            group = self._file[name]
+            values = group["values"]
+            return StreamInfo.from_attributes(
+                name, values.shape[1:], values.dtype.name, dict(group.attrs)
+            )
+        except READ_ERRORS as error:
+            raise self._damaged(f"stream {name!r}", error) from error
+
+    def layout(self, name: str) -> tuple[tuple[int, ...], "np.dtype[Any]"]:
+        """Return shape and dtype of one value of the stream."""
+        try:
+            values = self._file[f"{name}/values"]
+            return values.shape[1:], values.dtype
+        except READ_ERRORS as error:
+            raise self._damaged(f"stream {name!r}", error) from error
 
     def steps(self, name: str) -> np.ndarray:
         """Return the steps of all complete rows, int64 [n]."""
-        group = self._file[name]
-        step = group["step"]
-        rows = min(len(step), len(group["wall_time_s"]), len(group["values"]))
-        steps = np.empty(rows, dtype=np.int64)
-        if rows:
-            step.read_direct(steps, np.s_[:rows])
+        try:
+            step, wall, values = (self._dataset(name, part) for part in DATASETS)
+            rows = min(len(step), len(wall), len(values))
+            steps = np.empty(rows, dtype=np.int64)
+            if rows:
+                step.read_direct(steps, np.s_[:rows])
+        except READ_ERRORS as error:
+            raise self._damaged(f"stream {name!r}", error) from error
         unset = steps == STEP_FILL
         return steps[: int(np.argmax(unset))] if unset.any() else steps
 
     def read(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return wall times and values of rows ``start`` to ``stop``."""
-        group = self._file[name]
-        return group["wall_time_s"][start:stop], group["values"][start:stop]
+        try:
+            group = self._file[name]
+            return group["wall_time_s"][start:stop], group["values"][start:stop]
+        except READ_ERRORS as error:
+            raise self._damaged(f"stream {name!r}", error) from error
+
+    def _dataset(self, name: str, part: str) -> h5py.Dataset:
+        """Open a dataset; of a growing file, as it is now and not as it once was cached.
+
+        HDF5 shares one cache between all openings of a file in a process, so that opening it again
+        would not show what is new while somebody else has it open.
+        """
+        dataset = self._file[f"{name}/{part}"]
+        if self._growing:
+            dataset.id.refresh()
+        return dataset
 
     def close(self) -> None:
         """Release the file."""
         self._file.close()
+
+
+def _open(path: Path) -> tuple[h5py.File, bool]:
+    """Open a segment, under SWMR only where it is being written or its writer died.
+
+    Under SWMR, HDF5 takes damage for a write under way and tries again for as good as ever.
+    """
+    if not is_unclosed(path):
+        # A writer in this process, or one that closes just now, makes this attempt fail.
+        with contextlib.suppress(OSError):
+            return h5py.File(path, "r", libver="latest", locking=False), False
+    return h5py.File(path, "r", libver="latest", swmr=True, locking=False), True
 
 
 def collect_streams(
@@ -284,12 +396,12 @@ def collect_streams(
     for raw in names:
         if raw in (b"step", b"wall_time_s", b"values"):
             continue
-        path = f"{prefix}/{raw.decode()}" if prefix else raw.decode()
+        path = f"{prefix}/" * bool(prefix) + raw.decode(errors="replace")
         try:
             child = h5py.h5o.open(group, raw)
             if isinstance(child, h5py.h5g.GroupID):
                 collect_streams(child, path, found, unreadable)
-        except (OSError, RuntimeError, KeyError):
+        except READ_ERRORS:
             if unreadable is None:
                 raise
             unreadable.append(path)

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -31,25 +31,15 @@ def inspect(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     with open_run(options.run) as run:
         summary = _summary(run)
-    print(json.dumps(summary, indent=1) if options.json else _text(summary))
+    if options.json:
+        print(json.dumps(_finite(summary), indent=1, allow_nan=False))
+    else:
+        print(_text(summary))
     return 0
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    streams = [
-        {
-            "name": row.name,
-            "process": row.process,
-            "shape": list(row.shape),
-            "dtype": row.dtype,
-            "unit": row.unit,
-            "rows": int(row.rows),
-            "first_step": _step(row.first_step),
-            "last_step": _step(row.last_step),
-            "last_value": _last_value(run, row),
-        }
-        for row in run.streams().itertuples(index=False)
-    ]
+    streams = [_stream_summary(run, row) for row in run.streams().to_dict("records")]
     return {
         "path": str(run.path),
         "run_id": run.run_id,
@@ -58,29 +48,32 @@ def _summary(run: Run) -> dict[str, Any]:
         "config": run.config,
         "feature_groups": run.feature_groups,
         "variables": run.variables,
-        "processes": [_finite(vars(process)) for process in run.processes],
+        "processes": [dict(vars(process)) for process in run.processes],
         "streams": streams,
         "warnings": list(run.warnings),
     }
 
 
-def _step(value: Any) -> int | None:
-    return None if pd.isna(value) else int(value)
+def _stream_summary(run: Run, row: dict[Hashable, Any]) -> dict[str, Any]:
+    """Return a row of `Run.streams` and the newest value of a scalar stream."""
+    summary = {str(key): value for key, value in row.items()}
+    summary["shape"] = list(summary["shape"])
+    for key in ("first_step", "last_step"):
+        summary[key] = None if pd.isna(summary[key]) else int(summary[key])
+    summary["last_value"] = None
+    if summary["rows"] and not summary["shape"]:
+        newest = run.array(summary["name"], summary["process"], last=1)
+        summary["last_value"] = float(newest.values[0])
+    return summary
 
 
-def _last_value(run: Run, row: Any) -> float | str | None:
-    """Return the newest value of a scalar stream; NaN and infinity as text, which JSON lacks."""
-    if row.shape or not row.rows:
-        return None
-    value = float(run.array(row.name, row.process, last=1).values[0])
-    return value if math.isfinite(value) else str(value)
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in record.items()
-    }
+def _finite(value: Any) -> Any:
+    """Turn NaN and infinity, which JSON lacks, into text."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(summary: dict[str, Any]) -> str:
@@ -120,7 +113,7 @@ def _text_row(stream: dict[str, Any]) -> tuple[str, ...]:
         " x ".join(map(str, stream["shape"])) or "scalar",
         stream["dtype"],
         stream["unit"],
-        f"{latest:.6g}" if isinstance(latest, float) else latest or "",
+        "" if latest is None else f"{latest:.6g}",
     )
 
 

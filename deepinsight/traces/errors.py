@@ -11,6 +11,10 @@ class TraceNotFoundError(TraceError, FileNotFoundError):
     """There is no run at the given path."""
 
 
+class RunNotFoundError(TraceNotFoundError, KeyError):
+    """The folder holds no run of that name."""
+
+
 class StreamNotFoundError(TraceError, KeyError):
     """The run has no stream of that name."""
 

@@ -22,6 +22,7 @@ from deepinsight.traces._run_files import (
 )
 from deepinsight.traces._segment import SegmentReader
 from deepinsight.traces.errors import (
+    RunNotFoundError,
     SegmentError,
     StreamNotFoundError,
     TraceError,
@@ -30,6 +31,7 @@ from deepinsight.traces.errors import (
 from deepinsight.traces.schema import StreamInfo
 
 _STATUSES = ("live", "crashed", "finished")
+_REPAIR = "'deepinsight repair RUN' saves the rows that are still there."
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class ProcessInfo:
 
 
 class TraceArray(NamedTuple):
-    """Rows of a stream: steps int64 [n], wall times float64 [n] in Unix seconds, values [n, ...]."""
+    """Rows of a stream: steps int64 [n], Unix wall times float64 [n] in s, values [n, ...]."""
 
     steps: np.ndarray
     wall_times_s: np.ndarray
@@ -65,37 +67,44 @@ class TraceArray(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """The rows of one stream in one segment: which of them count, and their steps."""
+    """Rows of one stream in one segment: their steps, and which of the segment's rows they are."""
 
     process: str
     segment: SegmentReader
     steps: np.ndarray
-    start: int
+    chosen: np.ndarray | None = None  # None: all, in order
 
     def read(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        try:
-            return self.segment.read(name, self.start + start, self.start + stop)
-        except (OSError, RuntimeError, KeyError) as error:
-            raise SegmentError(
-                f"{self.segment.path}: stream {name!r} cannot be read ({error}). 'deepinsight "
-                "repair RUN' saves the rows that are still there."
-            ) from error
+        """Return wall times and values of the rows ``start`` to ``stop`` of these."""
+        if self.chosen is None:
+            return self.segment.read(name, start, stop)
+        chosen = self.chosen[start:stop]
+        times, values = self.segment.read(name, int(chosen[0]), int(chosen[-1]) + 1)
+        return times[chosen - chosen[0]], values[chosen - chosen[0]]
 
 
 class Run:
     """One run, live or finished; `open_run` makes it.
 
-    Frames and arrays stand process by process, each in the order in which it was recorded. A segment
-    that cannot be read is left out and named in `warnings`. What a live run has written since it was
-    opened shows after `refresh`.
+    Frames and arrays stand process by process, each in the order in which it was recorded. What
+    cannot be read, or does not fit the newest shape of its stream, is left out and named in
+    `warnings`. What a live run has written since it was opened shows after `refresh`.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._metadata = read_json(path / RUN_FILE)
-        check_run_file(path / RUN_FILE, self._metadata)
+        self.path = path.absolute()
+        self._metadata = self._read_metadata()
         self._readers: dict[str, list[SegmentReader]] = {}
         self._warnings: list[str] = []
+
+    def _read_metadata(self) -> dict[str, Any]:
+        path = self.path / RUN_FILE
+        try:
+            metadata = read_json(path)
+        except FileNotFoundError as error:
+            raise TraceNotFoundError(f"{str(path)!r} is not there (any more).") from error
+        check_run_file(path, metadata)
+        return metadata
 
     def __repr__(self) -> str:
         warnings = f", {len(self.warnings)} warnings" if self.warnings else ""
@@ -109,31 +118,31 @@ class Run:
     @property
     def run_id(self) -> str:
         """The run's identity, 32 hexadecimal digits."""
-        return str(self._metadata["run_id"])
+        return str(self._metadata.get("run_id", ""))
 
     @property
     def created_time_s(self) -> float:
         """Unix time at which the run began, seconds."""
-        return float(self._metadata["created_time_s"])
+        return float(self._metadata.get("created_time_s", np.nan))
 
     @property
     def config(self) -> dict[str, Any]:
         """The run's settings."""
-        return dict(self._metadata["config"])
+        return dict(self._metadata.get("config", {}))
 
     @property
     def feature_groups(self) -> dict[str, Any]:
         """Group -> variable -> [start, stop]; `deepinsight.traces.group_slices` resolves it."""
-        return dict(self._metadata["feature_groups"])
+        return dict(self._metadata.get("feature_groups", {}))
 
     @property
     def variables(self) -> dict[str, Any]:
         """Name -> {"shape", "dtype", "device"}."""
-        return dict(self._metadata["variables"])
+        return dict(self._metadata.get("variables", {}))
 
     @property
     def status(self) -> str:
-        """``"live"`` if a process is, else ``"crashed"`` if one is, ``"finished"`` or ``"empty"``."""
+        """``"live"`` if a process is, else ``"crashed"`` if one is, ``"finished"``, ``"empty"``."""
         found = {process.status for process in self.processes}
         return next((status for status in _STATUSES if status in found), "empty")
 
@@ -150,14 +159,7 @@ class Run:
 
     def stream_names(self) -> list[str]:
         """Return the distinct names of all streams, sorted."""
-        return sorted(
-            {
-                name
-                for segments in self._segments().values()
-                for s in segments
-                for name in s.stream_names()
-            }
-        )
+        return sorted({n for s in self._segments().values() for n in self._names(s)})
 
     def stream(self, name: str, process: str | None = None) -> StreamInfo:
         """Return the description of a stream, from its newest segment.
@@ -165,7 +167,12 @@ class Run:
         Raises:
             StreamNotFoundError: If no process, or not this one, has the stream.
         """
-        return self._holders(name, process)[-1][1].info(name)
+        for _, segment in reversed(self._holders(name, process)):
+            try:
+                return segment.info(name)
+            except SegmentError as error:
+                self._warn(error)
+        raise SegmentError(f"{self.path}: stream {name!r} is damaged wherever it is. {_REPAIR}")
 
     def streams(self) -> pd.DataFrame:
         """Return one row per stream and process.
@@ -176,8 +183,12 @@ class Run:
         """
         table = []
         for process, segments in self._segments().items():
-            for name in sorted({name for s in segments for name in s.stream_names()}):
-                info = self.stream(name, process)
+            for name in sorted(self._names(segments)):
+                try:
+                    info = self.stream(name, process)
+                except SegmentError as error:
+                    self._warn(error)
+                    continue
                 steps = self.steps(name, process)
                 bounds = (steps[0], steps[-1]) if len(steps) else (pd.NA, pd.NA)
                 table.append(
@@ -230,12 +241,13 @@ class Run:
         columns: dict[str, Any] = {
             "step": steps,
             "wall_time_s": times,
-            "process": pd.Categorical.from_codes(codes.astype(np.int8), names),
+            "process": pd.Categorical.from_codes(
+                codes.astype(np.int16), categories=pd.Index(names)
+            ),
         }
         if info.shape:
-            labels = info.axes[0].labels if info.axes else None
-            labels = labels or tuple(f"value_{i}" for i in range(info.shape[0]))
-            columns.update({label: values[:, i] for i, label in enumerate(labels)})
+            for i, label in enumerate(_column_names(info)):
+                columns[label] = values[:, i]
         else:
             columns["value"] = values
         return pd.DataFrame(columns, copy=False)
@@ -294,7 +306,7 @@ class Run:
     def refresh(self) -> None:
         """Look at the files again: new rows, segments, processes and metadata."""
         self.close()
-        self._metadata = read_json(self.path / RUN_FILE)
+        self._metadata = self._read_metadata()
 
     def close(self) -> None:
         """Release the files; the run opens them again when it is asked."""
@@ -322,16 +334,39 @@ class Run:
                 for path in segment_paths(folder):
                     try:
                         self._readers[folder.name].append(SegmentReader(path))
+                    except FileNotFoundError:
+                        continue  # removed a moment ago
                     except SegmentError as error:
-                        self._warnings.append(str(error))
+                        self._warn(error)
                 self._warn_of_strangers(folder)
+            self._warn_of_strangers(self.path)
         return self._readers
+
+    def _warn(self, error: SegmentError | str) -> None:
+        if str(error) not in self._warnings:
+            self._warnings.append(str(error))
+
+    def _names(self, segments: list[SegmentReader]) -> set[str]:
+        names: set[str] = set()
+        for segment in segments:
+            try:
+                names.update(segment.stream_names())
+            except SegmentError as error:
+                self._warn(error)
+        return names
+
+    def _has(self, segment: SegmentReader, name: str) -> bool:
+        try:
+            return name in segment
+        except SegmentError as error:
+            self._warn(error)
+            return False
 
     def _warn_of_strangers(self, folder: Path) -> None:
         known = set(segment_paths(folder, damaged=True))
         for path in sorted(folder.iterdir()):
             if path.suffix in {".h5", ".hdf5"} and path not in known and path.name[0] != ".":
-                self._warnings.append(
+                self._warn(
                     f"{path}: not a segment of this run (segments are named 000001.h5, ...). It is "
                     "ignored; move it out of the run's folder."
                 )
@@ -348,7 +383,7 @@ class Run:
             for owner, readers in segments.items()
             if process in (None, owner)
             for segment in readers
-            if name in segment
+            if self._has(segment, name)
         ]
         if not found:
             names = self.stream_names()
@@ -362,14 +397,19 @@ class Run:
 
     def _rows(self, name: str, process: str | None, superseded: bool) -> list[_Rows]:
         """Return what of the stream each segment holds; unreadable streams become warnings."""
-        parts = []
+        parts: list[_Rows] = []
+        shape = self.stream(name, process).shape
         for owner, segment in self._holders(name, process):
             try:
-                parts.append(_Rows(owner, segment, segment.steps(name), 0))
-            except (OSError, RuntimeError, KeyError) as error:
-                message = f"{segment.path}: stream {name!r} cannot be read ({error}). "
-                if not any(w.startswith(message) for w in self._warnings):
-                    self._warnings.append(message + "'deepinsight repair RUN' saves what is there.")
+                if segment.layout(name)[0] == shape:
+                    parts.append(_Rows(owner, segment, segment.steps(name)))
+                else:
+                    self._warn(
+                        f"{segment.path}: stream {name!r} has another shape here than in the "
+                        f"newest segment, {shape}; it is left out. Ask for one process at a time."
+                    )
+            except SegmentError as error:
+                self._warn(error)
         return parts if superseded else _without_superseded(parts)
 
     def _read(
@@ -379,7 +419,9 @@ class Run:
         count = max(stop - start, 0)
         steps = np.empty(count, np.int64)
         times = np.empty(count)
-        values = np.empty((count, *info.shape), dtype=info.dtype)
+        dtypes = [part.segment.layout(name)[1] for part in parts]
+        dtype = np.result_type(*dtypes) if dtypes else np.dtype(info.dtype)
+        values = np.empty((count, *info.shape), dtype=dtype)
         offset = 0  # of the part within all rows
         for part in parts:
             low, high = max(start - offset, 0), min(stop - offset, len(part.steps))
@@ -394,26 +436,41 @@ class Run:
 def _without_superseded(parts: list[_Rows]) -> list[_Rows]:
     """Cut from each life of a process what a later life recorded again."""
     kept: list[_Rows] = []
-    begin: dict[str, tuple[int, float]] = {}  # process -> (life, first step of the lives after)
+    begin: dict[
+        str, tuple[int, float, float]
+    ] = {}  # life, where it begins, where the later ones do
     for part in reversed(parts):
-        life, limit = begin.get(part.process, (part.segment.life, np.inf))
+        life, first, limit = begin.get(part.process, (part.segment.life, np.inf, np.inf))
         if part.segment.life != life:
-            later = [p.steps[0] for p in kept if p.process == part.process and len(p.steps)]
-            limit = min([limit, *later])
-        begin[part.process] = (part.segment.life, limit)
-        # Within a life steps only grow in practice; keep exactly those before the limit.
-        keep = np.flatnonzero(part.steps < limit)
-        stop = int(keep[-1]) + 1 if len(keep) else 0
-        kept.append(part._replace(steps=part.steps[:stop]))
+            life, first, limit = part.segment.life, np.inf, min(first, limit)
+        rows = np.flatnonzero(part.steps < limit)
+        if len(part.steps):
+            first = float(part.steps[0])
+        begin[part.process] = (life, first, limit)
+        whole = len(rows) == len(part.steps)
+        kept.append(part if whole else part._replace(steps=part.steps[rows], chosen=rows))
     return kept[::-1]
 
 
+def _column_names(info: StreamInfo) -> list[str]:
+    """Return one name per entry of a vector, each once and none of those of the other columns."""
+    count = info.shape[0]
+    labels = info.axes[0].labels if info.axes else None
+    names: dict[str, None] = {}
+    for i, label in enumerate(labels or [f"value_{i}" for i in range(count)]):
+        taken = label in names or label in {"step", "wall_time_s", "process"}
+        names[f"{label} ({i})" if taken else label] = None
+    return list(names)
+
+
 def _process_info(folder: Path) -> ProcessInfo:
+    # Asked again in the end: a writer may have begun or ended between the first two looks.
+    held = is_held(folder)
     try:
         record = read_json(folder / PROCESS_FILE)
     except (FileNotFoundError, TraceError):
         record = {}
-    if is_held(folder):
+    if held or (record.get("ended_time_s") is None and is_held(folder)):
         status = "live"
     else:
         status = "finished" if record.get("ended_time_s") is not None else "crashed"
@@ -459,13 +516,12 @@ class _Runs(Mapping[str, Run]):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._paths = {
-            path.parent.relative_to(folder).as_posix(): path.parent
-            for path in sorted(folder.rglob(RUN_FILE))
+            path.relative_to(folder).as_posix(): path for path in _run_folders(folder, ())
         }
 
     def __getitem__(self, name: str) -> Run:
         if name not in self._paths:
-            raise TraceNotFoundError(
+            raise RunNotFoundError(
                 f"There is no run {name!r} in {str(self.folder)!r}. "
                 f"There are: {', '.join(self._paths) or 'none'}."
             )
@@ -484,6 +540,22 @@ class _Runs(Mapping[str, Run]):
         return f"<{len(self)} runs in {str(self.folder)!r}>"
 
 
+def _run_folders(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the runs at and below a folder, through links but in no circle."""
+    here = os.path.realpath(folder)
+    if here in above:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            below = sorted(e.name for e in entries if e.name[0] != "." and e.is_dir())
+    except OSError:
+        return  # not for this user, or removed a moment ago
+    if (folder / RUN_FILE).is_file():
+        yield folder
+    for name in below:
+        yield from _run_folders(folder / name, (*above, here))
+
+
 def open_runs(folder: str | os.PathLike[str]) -> Mapping[str, Run]:
     """Find every run below a folder.
 
@@ -491,13 +563,13 @@ def open_runs(folder: str | os.PathLike[str]) -> Mapping[str, Run]:
         folder: Where to look.
 
     Returns:
-        A mapping from the path of each run relative to ``folder`` (``"."`` for the folder itself) to
-        the run, which is opened when it is asked for.
+        A mapping from the path of each run relative to ``folder`` (``"."`` for the folder itself)
+        to the run, which is opened when it is asked for.
 
     Raises:
         TraceNotFoundError: If there is no such folder.
     """
-    root = Path(folder)
+    root = Path(folder).absolute()
     if not root.is_dir():
         raise TraceNotFoundError(f"There is no folder {str(root)!r}.")
     return _Runs(root)

@@ -1,5 +1,6 @@
 """Save what a damaged trace still holds."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -22,6 +23,7 @@ from deepinsight.traces.errors import SegmentError, TraceError, TraceNotFoundErr
 
 # Reading a broken HDF5 file can hang or crash the process that does it.
 _SALVAGE_TIMEOUT_S = 600
+_BLOCK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class SegmentRepair:
 
     Attributes:
         path: The segment file.
-        outcome: ``"intact"``, ``"closed"`` (its writer had died; all rows are there), ``"salvaged"``
-            (rewritten, some rows lost), ``"lost"`` (nothing could be read) or ``"left alone"``
-            (foreign or of a newer version).
+        outcome: ``"intact"``, ``"closed"`` (its writer had died; all rows are there),
+            ``"salvaged"`` (rewritten, some rows lost), ``"lost"`` (nothing could be read) or
+            ``"left alone"`` (foreign or of a newer version).
         rows: Rows of all streams that the new segment holds; 0 unless it was rewritten.
         lost_rows: Rows known to be lost.
         detail: What was lost and where the damaged file is, in words.
@@ -48,9 +50,10 @@ class SegmentRepair:
 def repair_run(path: str | os.PathLike[str]) -> tuple[SegmentRepair, ...]:
     """Rewrite the damaged segments of a run.
 
-    A segment whose writer was killed is rewritten as a closed file. Of a cut or corrupt segment, the
-    rows that lie whole in the file are rewritten, and the damaged file is kept as ``*.h5.damaged``. A
-    missing or damaged ``run.json`` is made anew; its configuration is then lost.
+    A segment whose writer was killed is rewritten as a closed file. Of a cut or corrupt segment,
+    the rows that lie whole in the file are rewritten, and the damaged file is kept as
+    ``*.h5.damaged``. A missing or damaged ``run.json`` is made anew; its configuration is
+    then lost.
 
     Args:
         path: Folder of the run.
@@ -94,16 +97,23 @@ def _repair(path: Path) -> SegmentRepair:
         if not error.damaged:
             return SegmentRepair(path, "left alone", detail=str(error))
     else:
-        try:
-            for name in reader.stream_names():
-                reader.steps(name)
-            if not is_unclosed(path):
+        with contextlib.closing(reader):
+            if not is_unclosed(path) and _is_whole(reader):
                 return SegmentRepair(path, "intact")
-        except (OSError, RuntimeError, KeyError):
-            pass  # damaged inside: salvage finds out what is readable
-        finally:
-            reader.close()
     return _salvage(path)
+
+
+def _is_whole(reader: SegmentReader) -> bool:
+    """Read everything once; of damage, salvage finds out what is readable."""
+    try:
+        for name in reader.stream_names():
+            info = reader.info(name)
+            at_once = max(1, _BLOCK_BYTES // info.row_bytes)
+            for start in range(0, len(reader.steps(name)), at_once):
+                reader.read(name, start, start + at_once)
+    except SegmentError:
+        return False
+    return True
 
 
 def _salvage(path: Path) -> SegmentRepair:

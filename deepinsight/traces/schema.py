@@ -12,11 +12,12 @@ A run is a directory with one sub-directory per process, so that no two processe
 ``format_version`` (1), ``run_id`` (32 hexadecimal digits), ``created_time_s`` (Unix seconds),
 ``config`` (any JSON object), ``feature_groups`` (group -> variable -> [start, stop] rows of axis 0,
 stop exclusive, null for "to the end"; the variable ``*`` stands for every variable whose first
-dimension equals the largest stop), ``variables`` (name -> {"shape", "dtype", "device"}).
+dimension equals the largest stop, which must be stated), ``variables`` (name -> {"shape", "dtype",
+"device"}).
 
-**process.json** holds ``host``, ``pid``, ``started_time_s``, ``life`` (1 for the first writer of this
-process name, 2 after the first restart, ...) and ``ended_time_s`` (null until the writer closed). A
-live writer holds an exclusive ``flock`` on the file ``.lock`` beside it.
+**process.json** holds ``host``, ``pid``, ``started_time_s``, ``life`` (1 for the first writer of
+this process name, 2 after the first restart, ...) and ``ended_time_s`` (null until the writer
+closed). A live writer holds an exclusive ``flock`` on the file ``.lock`` beside it.
 
 **A segment** is an HDF5 file (superblock 3, readable by HDF5 1.10 and later) written under SWMR. It
 appears under its name only once SWMR has begun. Root attributes:
@@ -43,19 +44,23 @@ and the string attributes ``unit`` ("" = none stated, "1" = a pure number), ``de
 ``reduction`` (how the value was reduced, in words; "" = as it is), ``axes`` (JSON list of {"name",
 "labels", "unit"}, one per dimension of ``shape``) and ``details`` (JSON object).
 
-Row i of the three datasets belongs together. A row counts once its ``step`` is there: the writer flushes
-``values`` and ``wall_time_s`` before it writes ``step``, so readers cut at the first step of -1 and at
-the shortest of the three. Rows stand in the order in which they were recorded; steps may repeat or
-go back (a restart from a checkpoint). A stream may have zero rows. NaN and infinity are data. All streams of a
-segment exist before SWMR begins; a stream that comes later opens a new segment. Datasets are chunked and
-not compressed.
+Row i of the three datasets belongs together. A row counts once its ``step`` is there: the writer
+flushes ``values`` and ``wall_time_s`` before it writes ``step``, so readers cut at the first step
+of -1 and at the shortest of the three. Rows stand in the order in which they were recorded; steps
+may repeat or go back (a restart from a checkpoint). A stream may have zero rows. NaN and infinity
+are data. All streams of a segment exist before SWMR begins; a stream that comes later opens a new
+segment. Datasets are chunked and not compressed.
 
 Two streams belong to the writer itself: ``recorder/dropped_rows`` and ``recorder/write_errors``,
 cumulative counts, with a row when a count changes and one at close.
 """
 
 import json
+import math
+import operator
+import os
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +75,9 @@ ANY_VARIABLE = "*"
 
 _RESERVED = frozenset({"step", "wall_time_s", "values"})
 _COMPONENT = re.compile(r"[A-Za-z0-9_.:+\-= ()\[\]%]+")
+_MAX_NAME_LENGTH = 1024
+_MAX_RANK = 31  # HDF5 knows 32 dimensions, and the rows are one
+_MAX_VALUE_BYTES = (1 << 32) - 1  # a value lies in one HDF5 chunk
 
 FeatureGroups = Mapping[str, Any]
 
@@ -115,22 +123,64 @@ class StreamInfo:
 
     def __post_init__(self) -> None:
         check_stream_name(self.name)
-        if np.dtype(self.dtype).kind not in "biuf":
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError as error:
+            raise TypeError(
+                f"Stream {self.name!r}: `dtype` must be a NumPy dtype. Received: {self.dtype!r}."
+            ) from error
+        if dtype.kind not in "biuf":
             raise ValueError(
                 f"Stream {self.name!r} must hold booleans, integers or floats. Received: "
                 f"dtype={self.dtype}. Record text in the run's config instead."
             )
-        if self.axes and len(self.axes) != len(self.shape):
+        self._check_shape(dtype)
+        self._check_text()
+
+    def _check_shape(self, dtype: "np.dtype[Any]") -> None:
+        shape = self.shape
+        size = dtype.itemsize * math.prod(shape)
+        if len(shape) > _MAX_RANK or min(shape, default=0) < 0 or size > _MAX_VALUE_BYTES:
             raise ValueError(
-                f"Stream {self.name!r}: `axes` must name each dimension of shape {self.shape}. "
+                f"Stream {self.name!r}: `shape` must have at most {_MAX_RANK} dimensions, each "
+                f">= 0, and a value less than 4 GiB. Received: shape={shape} of {dtype.name}. "
+                "Record a summary of the tensor."
+            )
+        if self.axes and len(self.axes) != len(shape):
+            raise ValueError(
+                f"Stream {self.name!r}: `axes` must name each dimension of shape {shape}. "
                 f"Received: {len(self.axes)} axes."
             )
-        for axis, size in zip(self.axes, self.shape, strict=False):
-            if axis.labels is not None and len(axis.labels) != size:
+        for axis, count in zip(self.axes, shape, strict=False):
+            if axis.labels is not None and len(axis.labels) != count:
                 raise ValueError(
-                    f"Stream {self.name!r}: axis {axis.name!r} has {size} entries. Received: "
+                    f"Stream {self.name!r}: axis {axis.name!r} has {count} entries. Received: "
                     f"{len(axis.labels)} labels."
                 )
+
+    def _check_text(self) -> None:
+        """Refuse what could not be stored, here, where its author sees it."""
+        texts = [self.unit, self.description, self.reduction]
+        for axis in self.axes:
+            texts += [axis.name, axis.unit, *(axis.labels or ())]
+        for text in texts:
+            if not isinstance(text, str) or "\0" in text or not _encodable(text):
+                raise TypeError(
+                    f"Stream {self.name!r}: unit, description, reduction, names and labels of axes "
+                    f"must be text without NUL. Received: {text!r}."
+                )
+        try:
+            json.dumps(dict(self.details), default=plain)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"Stream {self.name!r}: `details` must be JSON: strings, numbers, booleans, lists "
+                f"and mappings. Received: {self.details!r}."
+            ) from error
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one row with its step and wall time, bytes."""
+        return 16 + np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
     def attributes(self) -> dict[str, str]:
         """Return the HDF5 attributes of the stream's group."""
@@ -139,7 +189,7 @@ class StreamInfo:
             "description": self.description,
             "reduction": self.reduction,
             "axes": json.dumps([vars(axis) for axis in self.axes]),
-            "details": json.dumps(dict(self.details)),
+            "details": json.dumps(dict(self.details), default=plain),
         }
 
     @classmethod
@@ -163,6 +213,23 @@ class StreamInfo:
         )
 
 
+def plain(value: Any) -> Any:
+    """Turn NumPy scalars and arrays and paths into what JSON knows; a ``default`` of json.dumps."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"not JSON: {type(value).__name__} {value!r}")
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_stream_name(name: str) -> None:
     """Raise ValueError unless ``name`` can be the path of a stream."""
     components = name.split("/") if isinstance(name, str) else [""]
@@ -170,6 +237,11 @@ def check_stream_name(name: str) -> None:
         raise ValueError(
             "A stream name must be components of letters, digits, spaces and _.:+-=()[]% joined "
             f"by '/'. Received: {name!r}. stream_name() makes a valid name of any string."
+        )
+    if len(name) > _MAX_NAME_LENGTH:
+        raise ValueError(
+            f"A stream name must have at most {_MAX_NAME_LENGTH} characters. Received: "
+            f"{len(name)}, {name[:40]!r}... stream_name() shortens it."
         )
     if reserved := _RESERVED.intersection(components):
         raise ValueError(
@@ -182,7 +254,8 @@ def stream_name(raw: str) -> str:
     """Make a valid stream name of any string, such as a TensorFlow variable's name.
 
     The output index of a TensorFlow name (``:0``) is dropped, empty components vanish, every other
-    character that the format does not allow becomes ``_``, and a reserved component gets a ``_``.
+    character that the format does not allow becomes ``_``, a reserved component gets a ``_``, and
+    a checksum stands for the end of a name beyond 1024 characters.
 
     Example:
         >>> stream_name("fc1/kernel:0")
@@ -190,10 +263,13 @@ def stream_name(raw: str) -> str:
         >>> stream_name("größe//step")
         'gr__e/step_'
     """
-    raw = re.sub(r":\d+$", "", raw)
+    raw = re.sub(r"(?:/|:[0-9]+)+\Z", "", raw)
     components = [re.sub(r"[^A-Za-z0-9_.:+\-= ()\[\]%]", "_", c) for c in raw.split("/") if c]
     safe = [c + "_" if c in _RESERVED or c in {".", ".."} else c for c in components]
-    return "/".join(safe) or "_"
+    name = "/".join(safe) or "_"
+    if len(name) > _MAX_NAME_LENGTH:
+        name = f"{name[: _MAX_NAME_LENGTH - 16]}_{zlib.crc32(name.encode()):08x}"
+    return name
 
 
 def normalize_feature_groups(groups: FeatureGroups) -> dict[str, dict[str, list[int | None]]]:
@@ -210,33 +286,34 @@ def normalize_feature_groups(groups: FeatureGroups) -> dict[str, dict[str, list[
         ValueError: If rows are not a forward range.
     """
     return {
-        str(group): {
-            variable: _rows(group, rows)
-            for variable, rows in (
-                spec.items() if isinstance(spec, Mapping) else [(ANY_VARIABLE, spec)]
-            )
-        }
+        str(group): (
+            {str(variable): _rows(group, rows) for variable, rows in spec.items()}
+            if isinstance(spec, Mapping)
+            else {ANY_VARIABLE: _rows(group, spec, open_end=False)}
+        )
         for group, spec in groups.items()
     }
 
 
-def _rows(group: str, rows: Any) -> list[int | None]:
-    if isinstance(rows, slice):
-        bounds = [rows.start or 0, rows.stop]
-        ok = rows.step in (None, 1)
-    else:
-        bounds = list(rows) if isinstance(rows, list | tuple) else []
-        ok = len(bounds) == 2
-    if ok:
-        start, stop = bounds
-        ok = isinstance(start, int) and start >= 0
-        ok = ok and (stop is None or (isinstance(stop, int) and stop > start))
-    if not ok:
-        raise ValueError(
-            f"Feature group {group!r} must be a slice or a (start, stop) pair of rows with "
-            f"0 <= start < stop. Received: {rows!r}."
-        )
-    return bounds
+def _rows(group: str, rows: Any, open_end: bool = True) -> list[int | None]:
+    """Return ``[start, stop]``; a stop of None only where ``open_end`` allows it."""
+    pair = [rows.start or 0, rows.stop] if isinstance(rows, slice) else rows
+    if (
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and getattr(rows, "step", None) in (None, 1)
+    ):
+        try:
+            start = operator.index(pair[0])
+            stop = None if pair[1] is None else operator.index(pair[1])
+        except TypeError:
+            start, stop = -1, None
+        if start >= 0 and (open_end if stop is None else stop > start):
+            return [start, stop]
+    raise ValueError(
+        f"Feature group {group!r} must be a slice or a (start, stop) pair of rows with 0 <= start "
+        f"< stop; only where the variable is named may stop be None. Received: {rows!r}."
+    )
 
 
 def group_slices(groups: FeatureGroups, variable: str, rows: int) -> dict[str, slice]:

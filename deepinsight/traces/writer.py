@@ -1,12 +1,13 @@
 """Write a trace from a training process, without ever holding it up or taking it down."""
 
 import atexit
+import functools
+import operator
 import os
-import shutil
 import sys
 import threading
 import time
-import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,33 +15,29 @@ from typing import Any, Self
 
 import numpy as np
 
-from deepinsight.traces._rows import Block, Item, Stream, fitting, gather
+from deepinsight.traces._output import DROPPED_ROWS, WRITE_ERRORS, Losses, Output, TraceWarning
+from deepinsight.traces._rows import Item, Stream, as_float, fitting, numbers
 from deepinsight.traces._run_files import ProcessFolder, update_run_file
-from deepinsight.traces._segment import SegmentWriter
 from deepinsight.traces.errors import TraceError, TraceWriteError
 from deepinsight.traces.schema import Axis, StreamInfo
 
-DROPPED_ROWS = "recorder/dropped_rows"
-WRITE_ERRORS = "recorder/write_errors"
+__all__ = ["TraceWarning", "TraceWriter"]
 
 _ROW_BYTES = 200  # what a queued scalar costs in Python objects
-_SPARE_BYTES = 16 << 20  # left free on the disk, because HDF5 does not recover from a full one
-_MAX_BACKOFF_S = 60.0
 _WAKE_BYTES = 8 << 20  # queued, before the writing thread is woken ahead of time
-
-
-class TraceWarning(UserWarning):
-    """Something of a trace was lost; training went on."""
+_MAX_STEP = (1 << 63) - 1
 
 
 class TraceWriter:
     """Write the streams of one process into a run.
 
     `record` and `record_block` only queue; a background thread writes and flushes every
-    ``flush_interval_s``. A writer killed at any moment loses at most what came since the last flush.
-    Rows that do not fit into the queue are dropped, rows that cannot be written are lost; both are
-    counted in the trace (`recorder/dropped_rows`, `recorder/write_errors`) and warned of once,
-    and neither raises in the training.
+    ``flush_interval_s``. A writer killed at any moment loses at most what came since the last
+    flush. Rows that do not fit into the queue are dropped, rows that cannot be written are lost;
+    both are counted in the trace (`recorder/dropped_rows`, `recorder/write_errors`) and warned of
+    once, and neither raises in the training. While the disk is full, rows wait in the queue.
+
+    In a forked child the writer is closed; a child that records makes a writer of its own.
 
     Args:
         run_dir: Folder of the run; made if missing. A second writer with the same ``process`` after
@@ -81,15 +78,15 @@ class TraceWriter:
         _require_positive(
             flush_interval_s=flush_interval_s, queue_bytes=queue_bytes, segment_bytes=segment_bytes
         )
-        if not process or "/" in process or process.startswith("."):
+        if not process or "/" in process or "\0" in process or process.startswith("."):
             raise ValueError(
                 "`process` must be a folder name such as 'worker-0', without '/' and a leading "
                 f"'.'. Received: process={process!r}."
             )
-        self.run_dir = Path(run_dir)
+        self.run_dir = Path(run_dir).absolute()  # the training may change its directory
         self.process = process
         try:
-            self._run_id = update_run_file(self.run_dir, config, feature_groups, variables)
+            run_id = update_run_file(self.run_dir, config, feature_groups, variables)
             self._folder = ProcessFolder(self.run_dir / process)
         except TraceError:
             raise
@@ -100,22 +97,21 @@ class TraceWriter:
             ) from error
         self._flush_interval_s = flush_interval_s
         self._queue_bytes = queue_bytes
-        self._segment_bytes = segment_bytes
-        self._lock = threading.Lock()  # guards the queue
+        self._lock = threading.Lock()  # guards the queue and the streams
         self._write_lock = threading.Lock()  # one drain at a time
         self._queue: list[Item] = []
         self._queued_bytes = 0
         self._streams: dict[str, Stream] = {}
-        self._segment: SegmentWriter | None = None
-        self._last_step = 0
-        self._dropped_rows = 0
-        self._write_errors = 0
-        self._counted = (0, 0)
-        self._retry_at = 0.0
-        self._backoff_s = flush_interval_s
-        self._warned: set[str] = set()
+        self._losses = Losses(f"process {process!r} in {str(self.run_dir)!r}")
+        self._output = Output(
+            self._folder,
+            run_id,
+            self._streams,
+            self._losses,
+            segment_bytes=segment_bytes,
+            first_backoff_s=flush_interval_s,
+        )
         self._closed = False
-        self._pid = os.getpid()
         for name, unit in ((DROPPED_ROWS, "rows"), (WRITE_ERRORS, "errors")):
             self.declare(name, dtype="int64", unit=unit, description="Cumulative count.")
         self._wake = threading.Event()
@@ -124,16 +120,17 @@ class TraceWriter:
         )
         self._thread.start()
         atexit.register(self._close_at_exit)
+        _live_writers().add(self)
 
     @property
     def dropped_rows(self) -> int:
         """Rows that were recorded but are not in the trace."""
-        return self._dropped_rows
+        return self._losses.dropped_rows
 
     @property
     def write_errors(self) -> int:
         """Failed attempts to write to the trace."""
-        return self._write_errors
+        return self._losses.write_errors
 
     def declare(
         self,
@@ -149,12 +146,13 @@ class TraceWriter:
     ) -> None:
         """Describe a stream before its first row; see `deepinsight.traces.StreamInfo`.
 
-        Only needed for a scalar that is not to be stored as float64. Streams that are declared before
-        the first flush share one segment.
+        Only needed for a scalar that is not to be stored as float64. Streams that are declared
+        before the first flush share one segment.
 
         Raises:
-            ValueError: If the description is malformed, or differs in shape or dtype from what the
-                stream already has.
+            ValueError: If name, shape, dtype or axes are malformed, or shape or dtype differ from
+                what the stream already has.
+            TypeError: If a text is not text or ``details`` is not JSON-serialisable.
         """
         info = StreamInfo(
             name,
@@ -166,10 +164,9 @@ class TraceWriter:
             reduction,
             dict(details or {}),
         )
-        known = self._streams.get(name)
-        if known is None:
-            self._streams[name] = Stream(info)
-        elif (known.info.shape, known.info.dtype) != (info.shape, info.dtype):
+        with self._lock:
+            known = self._streams.setdefault(name, Stream(info))
+        if (known.info.shape, known.info.dtype) != (info.shape, info.dtype):
             raise ValueError(
                 f"Stream {name!r} holds {known.info.dtype} values of shape {known.info.shape}. "
                 f"Received: {info.dtype}, {info.shape}. Record it under another name."
@@ -205,17 +202,21 @@ class TraceWriter:
         Raises:
             ValueError: If the shape differs from the stream's, a value does not fit its dtype, the
                 step is negative or the name is malformed.
-            TypeError: If the value is not numeric.
+            TypeError: If the value is not numeric or the step not an integer.
             RuntimeError: If the writer is closed.
         """
+        if type(step) is not int:
+            step = _as_step(step, name)
+        if not 0 <= step <= _MAX_STEP:
+            raise ValueError(f"`step` must be >= 0. Received: step={step} for stream {name!r}.")
+        wall_time_s = time.time() if wall_time_s is None else float(wall_time_s)
         stream = self._streams.get(name)
         if stream is None:
-            array = value if np.ndim(value) == 0 else np.asarray(value)
-            shape, dtype = np.shape(array), getattr(array, "dtype", None)
+            array = numbers(value, name)
             self.declare(
                 name,
-                shape=shape,
-                dtype=dtype if shape else "float64",
+                shape=array.shape,
+                dtype=array.dtype if array.shape else "float64",
                 unit=unit,
                 description=description,
                 axes=axes,
@@ -223,24 +224,16 @@ class TraceWriter:
                 details=details,
             )
             stream = self._streams[name]
-        if not step >= 0:
-            raise ValueError(f"`step` must be >= 0. Received: step={step} for stream {name!r}.")
         info = stream.info
+        size = _ROW_BYTES
         if info.shape:
             value = stream.copied(value)
-            size = value.nbytes + _ROW_BYTES
-        else:
-            if info.dtype == "float64":
-                try:
-                    value = float(value)
-                except (TypeError, ValueError):
-                    value = fitting(value, info, ())
-            else:
-                value = fitting(value, info, ())
-            size = _ROW_BYTES
-        self._enqueue(
-            (stream, step, time.time() if wall_time_s is None else wall_time_s, value), size, 1
-        )
+            size += value.nbytes
+        elif info.dtype != "float64":
+            value = fitting(value, info, ())
+        elif type(value) is not float:
+            value = as_float(value, info)
+        self._enqueue((stream, step, wall_time_s, value), size, 1)
 
     def record_block(
         self,
@@ -273,21 +266,28 @@ class TraceWriter:
             TypeError: If the values are not numeric.
             RuntimeError: If the writer is closed.
         """
-        array = np.asarray(values)
-        steps = np.array(steps, dtype=np.int64, ndmin=1)
+        array = numbers(values, name)
+        steps = np.array(steps, ndmin=1)
         if array.ndim == 0 or steps.shape != (len(array),):
             raise ValueError(
                 f"`steps` must hold one step per row of `values`. Received: steps of shape "
                 f"{steps.shape} and values of shape {array.shape} for stream {name!r}."
             )
-        if len(steps) and steps.min() < 0:
-            raise ValueError(f"`steps` must be >= 0. Received: {steps.min()} for stream {name!r}.")
+        if len(steps) and (
+            steps.dtype.kind not in "iu" or not 0 <= steps.min() <= steps.max() <= _MAX_STEP
+        ):
+            raise ValueError(
+                f"`steps` must be integers >= 0. Received: {steps.dtype} from {steps.min()} to "
+                f"{steps.max()} for stream {name!r}."
+            )
+        times = np.empty(len(steps))
+        times[:] = time.time() if wall_times_s is None else wall_times_s
         stream = self._streams.get(name)
         if stream is None:
             self.declare(
                 name,
                 shape=array.shape[1:],
-                dtype=array.dtype if array.ndim > 1 or array.dtype.kind != "O" else "float64",
+                dtype=array.dtype,
                 unit=unit,
                 description=description,
                 axes=axes,
@@ -295,11 +295,10 @@ class TraceWriter:
                 details=details,
             )
             stream = self._streams[name]
-        times = np.empty(len(steps))
-        times[:] = time.time() if wall_times_s is None else wall_times_s
         array = fitting(array, stream.info, (len(steps), *stream.info.shape))
         if len(steps):
-            self._enqueue((stream, steps, times, array), array.nbytes + 16 * len(steps), len(steps))
+            item = (stream, steps.astype(np.int64, copy=False), times, array)
+            self._enqueue(item, array.nbytes + 16 * len(steps) + _ROW_BYTES, len(steps))
 
     def update_metadata(
         self,
@@ -312,7 +311,7 @@ class TraceWriter:
         try:
             update_run_file(self.run_dir, config, feature_groups, variables)
         except OSError as error:
-            self._count_error(error, rows=0)
+            self._losses.fail(error)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until everything queued so far is in the file.
@@ -326,10 +325,9 @@ class TraceWriter:
         if not self._write_lock.acquire(timeout=timeout_s):
             return False
         try:
-            self._drain()
+            return self._drain()
         finally:
             self._write_lock.release()
-        return not self._queue
 
     def close(self, *, ended: bool = True) -> None:
         """Write what is queued and end the process's part of the run; idempotent.
@@ -337,20 +335,20 @@ class TraceWriter:
         Args:
             ended: False leaves the process marked as crashed: it did not come to its proper end.
         """
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         atexit.unregister(self._close_at_exit)
         self._wake.set()
         self._thread.join()
-        try:
-            with self._write_lock:
-                self._retry_at = 0.0
-                self._drain(final=True)
-                self._close_segment()
-            self._folder.release(ended)
-        except OSError as error:
-            self._count_error(error, rows=0)
+        with self._write_lock:
+            self._drain(final=True)
+            for end in (self._output.close, lambda: self._folder.release(ended)):
+                try:
+                    end()
+                except Exception as error:
+                    self._losses.fail(error)
 
     def __enter__(self) -> Self:
         return self
@@ -371,121 +369,69 @@ class TraceWriter:
         with self._lock:
             if self._closed:
                 raise RuntimeError(
-                    f"The recorder of process {self.process!r} is closed; record before close()."
+                    f"The recorder of process {self.process!r} is closed, by close() or because "
+                    "this is a forked child. Make a new one, in a child under a name of its own."
                 )
-            if self._queued_bytes + size > self._queue_bytes:
-                self._dropped_rows += rows
-            else:
+            if self._queued_bytes + size <= self._queue_bytes:
                 self._queue.append(item)
                 self._queued_bytes += size
                 if self._queued_bytes > min(self._queue_bytes // 4, _WAKE_BYTES):
                     self._wake.set()
                 return
-        self._warn(
-            "dropped",
-            f"The recorder of process {self.process!r} drops rows: they come faster than the disk "
-            f"takes them (queue_bytes={self._queue_bytes}). Record less often or raise queue_bytes.",
-        )
+        self._losses.drop(rows, self._queue_bytes)
 
     def _write_forever(self) -> None:
         while not self._closed:
             self._wake.wait(self._flush_interval_s)
             self._wake.clear()
             with self._write_lock:
-                self._drain()
+                if not self._closed:
+                    self._drain()
 
-    def _drain(self, final: bool = False) -> None:
+    def _drain(self, final: bool = False) -> bool:
         """Write everything queued; the caller holds the write lock."""
-        if time.monotonic() < self._retry_at:
-            return
+        if self._closed and not final:
+            return not self._queue
+        if not self._output.ready(self._queued_bytes, at_once=final):
+            if final:
+                with self._lock:
+                    queue, self._queue = self._queue, []
+                self._losses.lose(queue)
+            return False
         with self._lock:
             queue, self._queue, self._queued_bytes = self._queue, [], 0
-        blocks = gather(queue)
-        if blocks:
-            self._last_step = max(int(block[0][-1]) for block in blocks.values())
-        counts = (self._dropped_rows, self._write_errors)
-        if counts != self._counted or (final and self._streams_have_rows(blocks)):
-            now = np.array([time.time()])
-            for name, count in zip((DROPPED_ROWS, WRITE_ERRORS), counts, strict=True):
-                blocks[name] = (np.array([self._last_step]), now, np.array([count]))
-        if not blocks:
-            return
-        try:
-            self._segment_for(blocks).append(blocks)
-        except Exception as error:  # whatever HDF5 raises: training goes on
-            self._count_error(error, sum(len(block[0]) for block in blocks.values()))
-            self._abandon_segment()
-            return
-        self._counted = counts
-        self._backoff_s = self._flush_interval_s
-        for name, block in blocks.items():
-            self._streams[name].rows += len(block[0])
+        return self._output.write(queue, final=final)
 
-    def _streams_have_rows(self, blocks: Mapping[str, Block]) -> bool:
-        return bool(blocks) or self._segment is not None
+    def _leave_to_parent(self) -> None:
+        """In a forked child: let go of everything, so that only the parent writes."""
+        self._lock, self._write_lock = threading.Lock(), threading.Lock()
+        if not self._closed:
+            self._closed = True
+            self._queue = []
+            atexit.unregister(self._close_at_exit)
+            self._folder.forget()
 
-    def _segment_for(self, blocks: Mapping[str, Block]) -> SegmentWriter:
-        """Return the segment to write to, a new one where the current one does not fit."""
-        need = sum(values.nbytes + 16 * len(steps) for steps, _, values in blocks.values())
-        free = shutil.disk_usage(self._folder.path).free
-        if free < need + _SPARE_BYTES:
-            raise OSError(f"the disk is full: {free >> 20} MiB left, {_SPARE_BYTES >> 20} MiB kept")
-        segment = self._segment
-        if (
-            segment is None
-            or any(name not in segment for name in blocks)
-            or segment.bytes > self._segment_bytes
-            or segment.outgrown()
-        ):
-            self._close_segment()
-            number, path = self._folder.next_segment()
-            attributes = {
-                "run_id": self._run_id,
-                "process": self.process,
-                "segment": number,
-                "life": self._folder.life,
-            }
-            rows = {
-                name: stream.rows + (len(blocks[name][0]) if name in blocks else 0)
-                for name, stream in list(self._streams.items())
-            }
-            streams = [(self._streams[name].info, count) for name, count in rows.items()]
-            self._segment = SegmentWriter(path, attributes, streams)
-        assert self._segment is not None
-        return self._segment
 
-    def _close_segment(self) -> None:
-        segment, self._segment = self._segment, None
-        if segment is not None:
-            segment.close()
+@functools.cache
+def _live_writers() -> "weakref.WeakSet[TraceWriter]":
+    """Return the writers that a forked child has to leave to its parent."""
+    writers: weakref.WeakSet[TraceWriter] = weakref.WeakSet()
 
-    def _abandon_segment(self) -> None:
-        """Leave a segment that failed; the next attempt, after a while, begins a new one."""
-        try:
-            self._close_segment()
-        except Exception as error:
-            self._count_error(error, rows=0)
-        self._retry_at = time.monotonic() + self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
+    def leave() -> None:
+        for writer in list(writers):
+            writer._leave_to_parent()
 
-    def _count_error(self, error: Exception, rows: int) -> None:
-        self._write_errors += 1
-        self._dropped_rows += rows
-        self._warn(
-            "write",
-            f"The trace of process {self.process!r} in {str(self.run_dir)!r} cannot be written: "
-            f"{error}. Training goes on; what is lost is counted, and writing is tried again.",
-        )
+    os.register_at_fork(after_in_child=leave)
+    return writers
 
-    def _warn(self, kind: str, message: str) -> None:
-        """Warn once per kind; a warning that is turned into an error must not end the training."""
-        if kind in self._warned:
-            return
-        self._warned.add(kind)
-        try:
-            warnings.warn(message, TraceWarning, stacklevel=3)
-        except TraceWarning:
-            print(f"TraceWarning: {message}", file=sys.stderr)
+
+def _as_step(step: Any, name: str) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise TypeError(
+            f"`step` must be an integer >= 0. Received: step={step!r} for stream {name!r}."
+        ) from None
 
 
 def _require_positive(**arguments: float) -> None:
