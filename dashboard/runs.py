@@ -53,13 +53,18 @@ def resolve_run(folder: Path, key: object) -> Path:
 
 def _link_targets(run: Path) -> Iterator[Path]:
     """Where the symbolic links in a run and in its processes' folders lead."""
-    for entry in os.scandir(run):
+    for entry in _entries(run):
         if entry.is_symlink():
             yield Path(entry.path).resolve()
         if entry.is_dir():
-            for inner in os.scandir(entry.path):
+            for inner in _entries(Path(entry.path)):
                 if inner.is_symlink():
                     yield Path(inner.path).resolve()
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
 
 
 def run_keys(folder: Path) -> list[str]:
@@ -97,7 +102,7 @@ def run_version(folder: Path, key: object) -> str:
     path = resolve_run(folder, key)
     digest = hashlib.blake2b(digest_size=12)
     for directory in [path, *sorted(p for p in path.iterdir() if p.is_dir())]:
-        for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
+        for entry in _entries(directory):
             if entry.is_file():
                 stat = entry.stat()
                 digest.update(f"{entry.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())

@@ -49,12 +49,14 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         ServeError: If the port is taken or not allowed, or the host is not this machine's.
     """
+    if not 0 <= port <= 65535:
+        raise ServeError(f"`--port` must be 0 to 65535. Received: --port {port}.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise ServeError(
             f"`--host` must be a name or address of this machine. Received: --host {host} --port "
             f"{port} ({error})."
