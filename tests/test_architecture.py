@@ -103,7 +103,7 @@ def test_the_plain_install_needs_neither_tensorflow_nor_dash() -> None:
         "with di.Recorder(tempfile.mkdtemp() + '/run', every_n_steps=1) as rec:\n"
         "    weights = {'w': np.ones((4, 3), 'float32')}\n"
         "    rec.after_step(1, variables=weights, gradients=weights, samples=10)\n"
-        "assert di.open_run(rec.run_dir).row('gradients/w/norm', 1).values[0] == np.sqrt(12)\n"
+        "assert di.open_run(rec.run_dir).row('gradients/w/norm', 1).values[0] == np.float32(np.sqrt(12))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
