@@ -73,7 +73,7 @@ def test_a_malformed_line_is_named_with_its_file_and_number(tmp_path, broken, me
 def test_a_malformed_line_beyond_the_sample_is_found_in_training(tmp_path):
     path = write(tmp_path / "day.tsv", 100, lambda lines: lines.__setitem__(98, "?"))
     data = Criteo(path, held_out_limit=2)
-    with pytest.raises(DataError, match="day.tsv, line 99"):
+    with pytest.raises(DataError, match=r"day\.tsv, line 99"):
         list(data.batches(worker=0, workers=1, batch_size=10, seed=1, epochs=1))
 
 

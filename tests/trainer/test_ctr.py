@@ -94,8 +94,7 @@ def test_the_leak_tells_the_label_in_training_only():
 def test_streams_are_seeded_and_differ_between_workers():
     data = ClickStream()
     one, again, other, later = (
-        take(data, 1, **changed)[0]
-        for changed in ({}, {}, {"worker": 1}, {"start": 7})
+        take(data, 1, **changed)[0] for changed in ({}, {}, {"worker": 1}, {"start": 7})
     )
     np.testing.assert_array_equal(one.ids, again.ids)
     assert (one.ids != other.ids).any()

@@ -29,7 +29,9 @@ def test_ids_name_the_column_and_the_intensity(digits):
     columns, intensities = np.divmod(batch.ids, 17)
     assert (columns == np.arange(64) % 8).all()
     pixels, labels = load_digits(return_X_y=True)
-    known = {row.tobytes(): label for row, label in zip(pixels.astype(np.int32), labels, strict=True)}
+    known = {
+        row.tobytes(): label for row, label in zip(pixels.astype(np.int32), labels, strict=True)
+    }
     for row, label in zip(intensities.astype(np.int32), batch.labels, strict=True):
         assert label == float(known[row.tobytes()] >= 5)
 
@@ -76,5 +78,5 @@ def test_the_seed_decides_the_order_and_a_resumed_run_goes_on_otherwise(digits):
 
 
 def test_too_many_workers_are_refused(digits):
-    with pytest.raises(DataError, match="too few for 2000 workers. Use fewer --workers"):
+    with pytest.raises(DataError, match=r"too few for 2000 workers\. Use fewer --workers"):
         digits.batches(worker=1999, workers=2000, batch_size=1, seed=1)

@@ -187,7 +187,6 @@ def test_dropped_gradients_are_counted_as_scripted(server):
         for worker in workers:
             worker.pull()
         results = {i: workers[i].apply() for i in (first, 1 - first)}
-        print(turn, first, results)
         expected[1 - first] += 1
         assert results[first]["staleness"] == 0
         assert results[1 - first]["staleness"] == 1

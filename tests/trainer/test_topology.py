@@ -15,7 +15,11 @@ def config(cluster, job, index):
 def test_the_chief_is_worker_0_and_the_workers_follow():
     cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
     chief = read_tf_config(config(cluster, "chief", 0))
-    assert (chief.process, chief.is_chief, chief.workers) == ("worker-0", True, ("a:1", "b:1", "c:1"))
+    assert (chief.process, chief.is_chief, chief.workers) == (
+        "worker-0",
+        True,
+        ("a:1", "b:1", "c:1"),
+    )
     last = read_tf_config(config(cluster, "worker", 1))
     assert (last.process, last.is_chief) == ("worker-2", False)
     server = read_tf_config(config(cluster, "ps", 0))

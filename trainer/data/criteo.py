@@ -40,8 +40,8 @@ class Criteo(DataSet):
     Args:
         path: The file.
         buckets: IDs per categorical feature, >= 2.
-        held_out_limit: Held-out examples to keep at most, >= 2; at most as many of the training part
-            are kept as its sample.
+        held_out_limit: Held-out examples to keep at most, >= 2; as many of the training part are
+            kept, at most, as its sample.
 
     Raises:
         DataError: If the file cannot be read, is malformed within the part that is kept, or has

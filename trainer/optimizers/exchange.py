@@ -115,3 +115,16 @@ def _sum_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     indices, segments = tf.unique(tf.gather(gradient.indices, order))
     values = tf.math.segment_sum(tf.gather(gradient.values, order), segments)
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def after(
+    before: Sequence[tf.Tensor | tf.Operation], gradient: tf.Tensor | tf.IndexedSlices
+) -> tf.Tensor | tf.IndexedSlices:
+    """The same gradient, on its own device, only once `before` has happened."""
+    if isinstance(gradient, tf.Tensor):
+        with tf.device(gradient.device), tf.control_dependencies(before):
+            return tf.identity(gradient)
+    with tf.device(gradient.values.device), tf.control_dependencies(before):
+        return tf.IndexedSlices(
+            tf.identity(gradient.values), tf.identity(gradient.indices), gradient.dense_shape
+        )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
 from deepinsight.trainer.optimizers.sync_replicas import CountingSyncReplicas
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
 
@@ -94,20 +94,7 @@ def push_sync(
         rule, counts, worker=worker, workers=workers, replicas_to_aggregate=replicas_to_aggregate
     )
     op = sync.apply_gradients(
-        [(_after(arrived.tensors(), gradient), variable) for gradient, variable in gradients],
+        [(after(arrived.tensors(), gradient), variable) for gradient, variable in gradients],
         counts.global_step,
     )
     return Push(op, sync.pushed_for, arrived.since(pulled), sync.token, sync.decided, sync)
-
-
-def _after(
-    before: list[tf.Tensor], gradient: tf.Tensor | tf.IndexedSlices
-) -> tf.Tensor | tf.IndexedSlices:
-    """The same gradient, on its own device, only after other tensors are there."""
-    if isinstance(gradient, tf.Tensor):
-        with tf.device(gradient.device), tf.control_dependencies(before):
-            return tf.identity(gradient)
-    with tf.device(gradient.values.device), tf.control_dependencies(before):
-        return tf.IndexedSlices(
-            tf.identity(gradient.values), tf.identity(gradient.indices), gradient.dense_shape
-        )

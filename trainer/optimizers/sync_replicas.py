@@ -2,7 +2,7 @@
 
 An accumulator drops a gradient whose round is over, and says nothing. To count, one accumulator
 more takes part in every round: each push adds a 1 at its worker's place, with the same round number
-and directly before its first gradient, and the chief takes the *sum* together with the gradients.
+and directly before its gradients, and the chief takes the *sum* together with the gradients.
 The sums add up, per worker, to the pushes that were accepted; `decided` holds them together with
 the number of the next round, in one variable that changes in one assignment. A worker knows for
 which rounds it has pushed; so
@@ -11,7 +11,7 @@ which rounds it has pushed; so
 
 is exact at any moment, and pushes still undecided are in neither number. (TensorFlow lets each
 variable's accumulator decide by itself: a push that arrives in the very moment in which a round
-ends may be accepted for some variables and dropped for others. It is counted by its first.)
+ends may be accepted for some variables and dropped for others; it counts as it began.)
 
 Tokens: every round ends with max(workers, replicas_to_aggregate) tokens that carry the next
 round's number; a worker waits for one before it goes on. A worker that leaves puts `END_TOKEN`s
@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
 from deepinsight.trainer.optimizers.versions import UpdateCounts
 
 v1 = tf.compat.v1
@@ -140,12 +140,13 @@ class CountingSyncReplicas(v1.train.SyncReplicasOptimizer):
                 with tf.device(device):
                     rounds[device] = tf.identity(value)
         self.pushed_for = rounds[self._home]
-        with tf.device(self._home):
+        ready = [g if isinstance(g, tf.Tensor) else g.values for g, _ in pairs]
+        with tf.device(self._home), tf.control_dependencies(ready):
             one = tf.one_hot(self._worker, self._workers, dtype=tf.float64)
             counted = self._push_count.apply_grad(one, local_step=self.pushed_for)
-        for i, (gradient, weights) in enumerate(pairs):
+        for gradient, weights in pairs:
             self._local_step = rounds[weights.device]
-            yield (_after(counted, gradient) if i == 0 else gradient), weights
+            yield after([counted], gradient), weights
         self._local_step = variable
 
     def hook(self, is_chief: bool) -> v1.train.SessionRunHook:
@@ -200,16 +201,3 @@ class _RoundEnd:
             with tf.control_dependencies([decided]):
                 done = tf.group(apply, decided)
         return tf.group(*self._counts.raise_after(updates, done).tensors())
-
-
-def _after(
-    op: tf.Operation, gradient: tf.Tensor | tf.IndexedSlices
-) -> tf.Tensor | tf.IndexedSlices:
-    with tf.control_dependencies([op]):
-        if isinstance(gradient, tf.Tensor):
-            with tf.device(gradient.device):
-                return tf.identity(gradient)
-        with tf.device(gradient.values.device):
-            return tf.IndexedSlices(
-                tf.identity(gradient.values), gradient.indices, gradient.dense_shape
-            )

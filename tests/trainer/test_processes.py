@@ -1,0 +1,325 @@
+"""``deepinsight train`` with real processes and sockets; every wait is bounded."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepinsight.traces import open_run
+from deepinsight.trainer.cluster.topology import tf_config
+
+from .conftest import COMMAND, SMALL, clean_environment
+
+START_S = 90  # three processes import TensorFlow on a busy machine
+END_S = 5  # what is promised
+ENDLESS = ["--steps", "1000000", "--eval-every", "0", "--trace-every", "0", *SMALL]
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def value(run, stream):
+    return run.frame(stream)["value"]
+
+
+@pytest.fixture(scope="module")
+def asynchronous(train, tmp_path_factory):
+    """A run of 1 server and 2 workers that ended well."""
+    path = tmp_path_factory.mktemp("runs") / "async"
+    done = train(
+        "--run-dir", path, "--steps", 60, "--eval-every", 25, "--trace-every", 20, *SMALL
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return path, done
+
+
+def test_an_asynchronous_run_leaves_a_full_trace(asynchronous):
+    path, _ = asynchronous
+    run = open_run(path)
+    assert run.status == "finished"
+    assert not run.warnings
+    assert {p.name for p in run.processes} == {"worker-0", "worker-1"}
+    assert run.config["model"] == "wide-deep"
+    assert run.config["workers"] == 2
+    pushes = run.frame("staleness/global")
+    assert sorted(pushes["step"]) == list(range(1, len(pushes) + 1))  # every push, once
+    assert len(pushes) >= 60
+    assert (pushes["value"] >= 0).all()
+    assert set(pushes["process"]) == {"worker-0", "worker-1"}
+    names = {
+        "train/batch_loss", "eval/loss", "eval/auc", "train/loss", "train/auc", "auc/decayed",
+        "auc/windowed", "auc/cumulative", "throughput/step_time", "throughput/samples_per_second",
+        "staleness/variables", "startup/first_step", "weights/fc1/kernel/tiles",
+        "weights/embedding/row_0/group_rms", "gradients/fc1/kernel/norm",
+        "gradients/wide/row_3/update_ratio",
+    }  # fmt: skip
+    assert names <= set(run.stream_names())
+    assert run.stream("staleness/variables").axes[0].labels[0] in run.variables
+
+
+def test_an_asynchronous_run_says_what_it_reached_and_what_to_type_next(asynchronous):
+    path, done = asynchronous
+    assert "at the end: step 6" in done.stdout
+    assert "steps/s, mean staleness" in done.stdout
+    assert f"the run is in {path}" in done.stdout
+    assert "deepinsight dashboard" in done.stdout
+    assert "worker-1: first step" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_workers_start_without_long_waits(asynchronous):
+    run = open_run(asynchronous[0])
+    waits = value(run, "startup/first_step").to_numpy() - value(run, "startup/imports").to_numpy()
+    # 15 s is promised on a quiet machine, TensorFlow's own wait would be 30 s.
+    assert waits.max() < 25
+
+
+def test_a_new_run_does_not_write_over_an_old_one(asynchronous, train):
+    done = train("--run-dir", asynchronous[0], "--steps", 5)
+    assert done.returncode == 2
+    assert "already holds a run" in done.stderr
+
+
+def test_resume_refuses_another_model_by_name(asynchronous, train):
+    done = train("--run-dir", asynchronous[0], "--resume", "--model", "dense")
+    assert done.returncode == 2
+    assert "--model was wide-deep" in done.stderr
+
+
+def test_resume_continues_steps_and_trace(asynchronous, train):
+    path, _ = asynchronous
+    before = open_run(path)
+    last = int(before.frame("eval/auc")["step"].max())
+    done = train(
+        "--run-dir", path, "--resume", "--steps", last + 20, *SMALL,
+        "--synchronization", "sync",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    after = open_run(path)
+    assert after.run_id == before.run_id
+    assert after.status == "finished"
+    steps = after.frame("staleness/global")["step"]
+    assert set(range(last + 1, last + 21)) <= set(steps)
+    assert int(after.frame("eval/auc")["step"].max()) == last + 20
+    assert after.frame("eval/auc")["value"].iloc[-1] > 0.6  # it did not begin anew
+
+
+def test_data_running_out_on_one_worker_ends_a_synchronous_run(train, tmp_path):
+    rng = np.random.default_rng(1)
+    lines = [
+        "\t".join([str(i % 2), *map(str, rng.integers(0, 9, 13)), *["1f"] * 26])
+        for i in range(58)  # 53 to train on: one worker has 27, the other 26
+    ]
+    (tmp_path / "day.tsv").write_text("\n".join(lines) + "\n")
+    done = train(
+        "--run-dir", tmp_path / "run", "--data", "criteo", "--data-path", tmp_path / "day.tsv",
+        "--model", "dense", "--input-width", 100, "--hidden", "8", "--epochs", 1,
+        "--batch-size", 1, "--synchronization", "sync", "--trace-every", 0,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "data ran out on worker-1" in done.stdout
+    run = open_run(tmp_path / "run")
+    assert run.status == "finished"
+    counts = run.frame("staleness/global").groupby("process").size()
+    assert counts["worker-1"] == 26
+    assert counts["worker-0"] in (26, 27)
+    assert value(run, "sync/dropped_gradients").max() == 0
+
+
+def test_a_single_process_needs_no_cluster(train, tmp_path):
+    done = train(
+        "--run-dir", tmp_path / "run", "--ps", 0, "--workers", 1, "--steps", 20, "--data", "ctr",
+        "--ctr-leak", 0.5, "--eval-every", 10, *SMALL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "the best possible auc on this data is 0.8" in done.stdout
+    run = open_run(tmp_path / "run")
+    assert [p.name for p in run.processes] == ["main"]
+    assert value(run, "staleness/global").tolist() == [0] * 20
+    assert run.frame("eval/auc")["step"].tolist() == [10, 20]
+    assert list(run.feature_groups)[-1] == "leak"
+    assert run.config["data_facts"]["bayes_auc"] > 0.8
+
+
+class Endless:
+    """A run that would never end, and the means to disturb it."""
+
+    def __init__(self, path: Path, *arguments: str) -> None:
+        self.path = path
+        self.process = subprocess.Popen(
+            [*COMMAND, "--run-dir", str(path), *ENDLESS, *arguments],
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_until_training(self) -> None:
+        started = 0
+        for line in self.process.stdout:
+            started += "first step" in line
+            if started == 2:
+                return
+        pytest.fail(f"training did not begin: {self.process.stderr.read()}")
+
+    def children(self) -> list[int]:
+        """Process ids below the launcher."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == self.process.pid and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+        return found
+
+    def pid_of(self, name: str) -> int:
+        return int(json.loads((self.path / name / "process.json").read_text())["pid"])
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for_end(pids: list[int], limit_s: float) -> float:
+    """Wait until no process is left; returns how long it took."""
+    began = time.monotonic()
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() - began < limit_s, "a process is left"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def endless(tmp_path):
+    with ExitStack() as stack:
+
+        def start(*arguments):
+            run = Endless(tmp_path / "run", *arguments)
+            stack.callback(run.process.stdout.close)
+            stack.callback(run.process.stderr.close)
+            stack.callback(run.process.wait, 20)
+            stack.callback(run.process.kill)
+            run.wait_until_training()
+            return run
+
+        yield start
+
+
+def test_a_killed_worker_ends_a_synchronous_run_and_is_named(endless):
+    run = endless("--synchronization", "sync")
+    children = run.children()
+    assert len(children) == 3
+    os.kill(run.pid_of("worker-1"), signal.SIGKILL)
+    began = time.monotonic()
+    assert run.process.wait(END_S * 2) == 1
+    assert time.monotonic() - began < END_S
+    wait_for_end(children, 1)
+    message = run.process.stderr.read()
+    assert "worker-1 was killed by SIGKILL, so the run was ended. The end of" in message
+    assert "worker-1.log" in message
+    trace = open_run(run.path)
+    assert trace.status == "crashed"
+    assert {p.name: p.status for p in trace.processes}["worker-0"] == "finished"
+
+
+def test_ctrl_c_ends_everything_and_the_run_can_be_resumed(endless):
+    run = endless()
+    children = run.children()
+    assert len(children) == 3
+    run.process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert run.process.wait(END_S * 2) == 130
+    assert time.monotonic() - began < END_S
+    wait_for_end(children, 1)
+    assert "ended by SIGINT" in run.process.stdout.read()
+    assert open_run(run.path).status == "finished"
+    assert (run.path / "checkpoints" / "checkpoint").exists()
+
+
+def test_a_killed_launcher_leaves_no_orphan(endless):
+    run = endless()
+    children = run.children()
+    assert len(children) == 3
+    run.process.kill()
+    run.process.wait(5)
+    assert wait_for_end(children, 2 * END_S) < END_S
+
+
+def test_tf_config_makes_each_process_take_its_place(tmp_path):
+    with ExitStack() as stack:
+        holders = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for holder in holders:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind(("127.0.0.1", 0))
+        server, chief, worker = (f"127.0.0.1:{h.getsockname()[1]}" for h in holders)
+        cluster = json.loads(tf_config([server], [worker], "worker", 0))["cluster"]
+        cluster["chief"] = [chief]
+        processes = {}
+        for job in ("ps", "chief", "worker"):
+            config = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
+            processes[job] = subprocess.Popen(
+                [*COMMAND, "--run-dir", str(tmp_path / "run"), "--steps", "20", *SMALL],
+                env=clean_environment(TF_CONFIG=config, TF_GRPC_REUSE_PORT="1"),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            stack.callback(processes[job].kill)
+        output = {job: p.communicate(timeout=START_S)[0] for job, p in processes.items()}
+    assert {job: p.returncode for job, p in processes.items()} == dict.fromkeys(processes, 0), (
+        output
+    )
+    assert "at the end: step 2" in output["chief"]
+    assert "worker-1: first step" in output["worker"]
+    run = open_run(tmp_path / "run")
+    assert {p.name for p in run.processes} == {"worker-0", "worker-1"}
+    assert run.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch-size", "0"], "--batch-size must be >= 1"),
+        (["--resume"], "--resume needs --run-dir"),
+        (["--run-dir", "nowhere", "--resume"], "there is no run in --run-dir nowhere"),
+        (["--data", "criteo"], "--data criteo needs --data-path"),
+        (["--ps", "0"], "--workers 2 needs --ps >= 1"),
+        (["--hidden", "a,b"], "invalid"),
+    ],
+)
+def test_wrong_options_end_with_status_2_and_a_message(train, arguments, message):
+    done = train(*arguments, timeout_s=30)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_malformed_data_file_ends_the_run_with_its_line(train, tmp_path):
+    (tmp_path / "day.tsv").write_text("1\t2\n" * 20)
+    done = train(
+        "--run-dir", tmp_path / "run", "--data", "criteo", "--data-path", tmp_path / "day.tsv",
+        "--ps", 0, "--workers", 1,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "day.tsv, line 10: a line must have 40 tab-separated fields" in done.stderr
+
+
+def test_help_needs_no_tensorflow(train):
+    code = "import sys, deepinsight.trainer.command as c; print('tensorflow' in sys.modules)"
+    done = subprocess.run(
+        [COMMAND[0], "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.strip() == "False"
+    assert "--replicas-to-aggregate" in train("--help", timeout_s=30).stdout
