@@ -1,6 +1,7 @@
 """What people install: the wheel holds every module and each of them imports."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,8 +16,16 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Built from a copy: setuptools leaves a build folder behind and would pack what lies in it.
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("deepinsight", "collectors", "dashboard", "trainer"):
+        unneeded = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=unneeded)
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return next(folder.glob("*.whl"))
