@@ -103,8 +103,13 @@ class TraceCallback(keras.callbacks.Callback):
         """Wait until everything recorded so far is in the file; False if the time was too short."""
         if self._recording is None:
             return True
-        self._recording.drain()
+        self.drain()
         return self.writer.flush(timeout_s)
+
+    def drain(self) -> None:
+        """Wait until the background thread has finished what probes measured so far."""
+        if self._recording is not None:
+            self._recording.drain()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Open the trace and attach to the optimizer."""

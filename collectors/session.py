@@ -146,8 +146,13 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
         """Wait until everything recorded so far is in the file; False if the time was too short."""
         if self._recording is None:
             return True
-        self._recording.drain()
+        self.drain()
         return self.writer.flush(timeout_s)
+
+    def drain(self) -> None:
+        """Wait until the background thread has finished what probes measured so far."""
+        if self._recording is not None:
+            self._recording.drain()
 
     def begin(self) -> None:
         """Add what is to be measured to the graph and open the trace."""
