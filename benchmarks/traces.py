@@ -1,12 +1,12 @@
 """Writing and reading traces beside plain h5py that does the same, in one run.
 
-``python -m benchmarks.traces`` prints a table and, as its last line, ``RESULT `` and a flat JSON object.
-``--quick`` takes a twentieth of the rows.
+``python -m benchmarks.traces`` prints a table and, as its last line, ``RESULT `` and a flat JSON
+object. ``--quick`` takes a twentieth of the rows.
 
-The two contenders take turns. What the training thread pays is timed call by call; what is sustained is
-timed from the first row to the closed file. h5py writes as its users would: ``libver="latest"``, SWMR,
-chunks of 4,096 rows, step, wall time and value as three datasets, a flush a second where rows come one by
-one (after each array), and on the training thread.
+The two contenders take turns. What the training thread pays is timed call by call; what is
+sustained is timed from the first row to the closed file. h5py writes as its users would:
+``libver="latest"``, SWMR, chunks of 4,096 rows, step, wall time and value as three datasets, a
+flush a second where rows come one by one (after each array), and on the training thread.
 """
 
 import argparse

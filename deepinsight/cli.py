@@ -1,7 +1,7 @@
 """The front door: ``deepinsight COMMAND ...``.
 
-Each command lives in a wing and is imported only when it is asked for, so that looking at a trace needs
-neither TensorFlow nor Dash.
+Each command lives in a wing and is imported only when it is asked for, so that looking at a trace
+needs neither TensorFlow nor Dash.
 """
 
 import importlib
@@ -58,25 +58,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in _COMMANDS:
         print(f"deepinsight: there is no command {name!r}.\n\n{_usage()}", file=sys.stderr)
         return 2
+    return _run(name, rest)
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    """Import the command's wing, run it, and tell what a user can mend in one sentence."""
     module, function, _ = _COMMANDS[name]
     try:
-        return int(getattr(importlib.import_module(module), function)(rest))
+        return int(getattr(importlib.import_module(module), function)(arguments))
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:
             raise
-        print(
-            f"deepinsight {name} needs {error.name}: pip install 'deepinsight[{extra}]'.",
-            file=sys.stderr,
-        )
-        return 1
+        message = f"needs {error.name}: pip install 'deepinsight[{extra}]'."
     except DeepInsightError as error:
-        print(f"deepinsight {name}: {error}", file=sys.stderr)
-        return 1
+        message = f"{error}"
     except BrokenPipeError:
         # The reader of our output has gone, as with `deepinsight inspect RUN | head`.
         sys.stderr.close()
         return 1
+    print(f"deepinsight {name}: {message}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """``deepinsight demo``: the whole product in one command.
 
-Trains `wide-deep` on `digits` twice on a real local cluster, asynchronously and synchronously, writes the
-report and serves the dashboard. It types what a user would type, one command after the other.
+Trains `wide-deep` on `digits` twice on a real local cluster, asynchronously and synchronously,
+writes the report and serves the dashboard. It types what a user would type, one command after the
+other.
 """
 
 import argparse

@@ -79,7 +79,9 @@ def test_imports_point_one_way(part: str) -> None:
 def test_nobody_imports_a_wing_by_its_bare_name(wing: str) -> None:
     pattern = re.compile(rf"^\s*(from {wing}[. ]|import {wing}\b)", re.MULTILINE)
     places = [p for name in ("tests", "benchmarks", "deepinsight") for p in modules(ROOT / name)]
-    wrong = [p for place in parts().values() for p in modules(place) if pattern.search(p.read_text())]
+    wrong = [
+        p for place in parts().values() for p in modules(place) if pattern.search(p.read_text())
+    ]
     wrong += [p for p in places if p != Path(__file__) and pattern.search(p.read_text())]
     assert not wrong, f"import deepinsight.{wing} instead: {wrong}"
 
@@ -103,7 +105,8 @@ def test_the_plain_install_needs_neither_tensorflow_nor_dash() -> None:
         "with di.Recorder(tempfile.mkdtemp() + '/run', every_n_steps=1) as rec:\n"
         "    weights = {'w': np.ones((4, 3), 'float32')}\n"
         "    rec.after_step(1, variables=weights, gradients=weights, samples=10)\n"
-        "assert di.open_run(rec.run_dir).row('gradients/w/norm', 1).values[0] == np.float32(np.sqrt(12))\n"
+        "norm = di.open_run(rec.run_dir).row('gradients/w/norm', 1).values[0]\n"
+        "assert norm == np.float32(np.sqrt(12))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

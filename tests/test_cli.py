@@ -37,9 +37,7 @@ def test_an_error_is_one_sentence_without_a_traceback(
     ("command", "library", "extra"),
     [("dashboard", "dash", "dashboard"), ("report", "plotly", "dashboard")],
 )
-def test_a_missing_extra_is_named(
-    command: str, library: str, extra: str, tmp_path: Path
-) -> None:
+def test_a_missing_extra_is_named(command: str, library: str, extra: str, tmp_path: Path) -> None:
     code = (
         "import sys\n"
         f"sys.modules[{library!r}] = None\n"
