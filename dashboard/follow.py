@@ -8,18 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, Patch, State, dcc, html, no_update
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
-from deepinsight.dashboard.parts import TICK_MS, badge, duration, field, message, moment, selector
+from deepinsight.dashboard.parts import (
+    TICK_MS,
+    badge,
+    duration,
+    field,
+    message,
+    moment,
+    revision_id,
+    selector,
+)
 from deepinsight.dashboard.runs import opened, run_keys, run_version
 from deepinsight.errors import DeepInsightError
-from deepinsight.figures import empty_figure
+from deepinsight.figures import empty_figure, is_empty_figure
 from deepinsight.report.summary import RunSummary, summarise_run
 
 _LOG = logging.getLogger(__name__)
-Drawn = tuple[go.Figure, dict[str, str]]
+Drawn = tuple[go.Figure | Patch, dict[str, str], str]
 
 _UNREADABLE = "This run cannot be read just now. The terminal of the dashboard says why."
 
@@ -64,7 +73,7 @@ def follow(
     keys = run_keys(folder)
     listed = no_update if keys == options else keys
     if key is None:
-        banner: Any = no_update if keys or not options else look(folder, None)[0]
+        banner: Any = no_update if listed is no_update else look(folder, None)[0]
         return _unless_idle(no_update, banner, listed)
     if version is not None and version == version_or_reason(folder, key):
         return _unless_idle(no_update, no_update, listed)
@@ -134,23 +143,44 @@ def run_banner(summary: RunSummary) -> list[Component]:
 def figure_or_reason(draw: Callable[..., go.Figure]) -> Callable[..., Drawn]:
     """Let a callback that draws a figure say what is wrong inside the figure.
 
-    The figure comes with the height that it wants, since the width follows the page.
+    The last argument is the revision of the figure that the page shows. The figure comes with the
+    height that it wants, since the width follows the page, and with its own revision.
     """
 
     @functools.wraps(draw)
-    def drawn(*arguments: Any) -> Drawn:
+    def drawn(folder: Path, *arguments: Any) -> Drawn:
         try:
-            figure = draw(*arguments)
+            figure = draw(folder, *arguments[:-1])
         except PreventUpdate:
             raise
         except DeepInsightError as error:
-            figure = empty_figure("Nothing to show", without_folder(str(error), arguments[0]))
+            figure = empty_figure("Nothing to show", without_folder(str(error), folder))
         except Exception:
             _LOG.exception("%s cannot be drawn", draw.__name__)
             figure = empty_figure("Nothing to show", _UNREADABLE)
-        return figure, {"height": f"{figure.layout.height}px"}
+        revision = "" if is_empty_figure(figure) else str(figure.layout.uirevision)
+        shown = keep_view(figure) if revision and revision == arguments[-1] else figure
+        return shown, {"height": f"{figure.layout.height}px"}, revision
 
     return drawn
+
+
+def keep_view(figure: go.Figure) -> Patch:
+    """A new state of the figure that a page shows, without the ranges of its axes.
+
+    plotly's ``uirevision`` alone does not keep the user's zoom: Dash writes the zoomed ranges into
+    the figure that it holds, after which plotly takes them for the figure's own.
+    """
+    whole = figure.to_plotly_json()
+    patch = Patch()
+    patch["data"] = whole["data"]
+    for name, value in whole["layout"].items():
+        if name.startswith(("xaxis", "yaxis")):
+            for key in value.keys() - {"range", "autorange"}:
+                patch["layout"][name][key] = value[key]
+        elif name != "template":
+            patch["layout"][name] = value
+    return patch
 
 
 def register_figure(
@@ -160,7 +190,11 @@ def register_figure(
     draw: Callable[..., go.Figure],
     inputs: Sequence[tuple[str, str]],
 ) -> None:
-    """Wire one figure to the components that it depends on."""
+    """Wire one figure, as `parts.figure_card` lays it out, to what it depends on."""
     app.callback(
-        Output(graph, "figure"), Output(graph, "style"), [Input(*pair) for pair in inputs]
+        Output(graph, "figure"),
+        Output(graph, "style"),
+        Output(revision_id(graph), "data"),
+        *(Input(*pair) for pair in inputs),
+        State(revision_id(graph), "data"),
     )(functools.partial(figure_or_reason(draw), folder))

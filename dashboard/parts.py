@@ -62,6 +62,11 @@ def choice(component_id: str, options: dict[str, str], value: str) -> Component:
     )
 
 
+def revision_id(graph: str) -> str:
+    """The store that holds the revision of the figure that a graph shows."""
+    return f"{graph}-revision"
+
+
 def figure_card(component_id: str, height: int = 380, tools: Component | None = None) -> Component:
     """A card with one figure; its height is reserved, so that nothing jumps."""
     graph = dcc.Graph(
@@ -71,7 +76,9 @@ def figure_card(component_id: str, height: int = 380, tools: Component | None = 
         style={"height": f"{height}px"},
         responsive=True,
     )
-    parts = [graph] if tools is None else [html.Div(tools, className="tools"), graph]
+    parts = [graph, dcc.Store(id=revision_id(component_id))]
+    if tools is not None:
+        parts.insert(0, html.Div(tools, className="tools"))
     return html.Section(parts, className="card")
 
 

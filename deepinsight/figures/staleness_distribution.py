@@ -142,8 +142,8 @@ def plot_staleness_distribution(info: StalenessDistributionInfo) -> go.Figure:
             )
         )
     figure.update_layout(barmode="group", hovermode="x unified", showlegend=True, bargap=0.15)
-    if len(info.workers[0].centres) <= 16 and info.bar_width == 1:
-        figure.update_xaxes(dtick=1)
+    every = len(info.workers[0].centres) <= 16 and info.bar_width == 1
+    figure.update_xaxes(tickmode="linear" if every else "auto", dtick=1)
     return figure
 
 

@@ -76,8 +76,16 @@ def call_back(client: FlaskClient, outputs: list[str], inputs: list[Any], state:
 
 
 @pytest.fixture(scope="session")
-def post() -> Callable[..., Any]:
-    return call_back
+def ask() -> Callable[..., Any]:
+    """Ask for a figure as a page does that shows the given revision of it."""
+
+    def figure(
+        client: FlaskClient, graph: str, inputs: list[Any], revision: str | None = None
+    ) -> Any:
+        outputs = [f"{graph}.figure", f"{graph}.style", f"{graph}-revision.data"]
+        return call_back(client, outputs, inputs, [[f"{graph}-revision.data", revision]])
+
+    return figure
 
 
 @pytest.fixture(scope="session")

@@ -241,9 +241,9 @@ KEYS_OUT = ["../outside", "link-out", "half-link", "/etc", "..", "ctr-async/../.
 
 @pytest.mark.parametrize("graph", FIGURES)
 @pytest.mark.parametrize("key", KEYS_OUT, ids=repr)
-def test_a_forged_key_reads_nothing_outside(client, post, graph, key):
+def test_a_forged_key_reads_nothing_outside(client, ask, graph, key):
     inputs = [[name, value] for name, value in zip(FIGURES[graph], (key, None), strict=True)]
-    response = post(client, [f"{graph}.figure", f"{graph}.style"], inputs, [])
+    response = ask(client, graph, inputs)
     assert response.status_code == 200
     figure = response.json["response"][graph]["figure"]
     assert figure["data"] == []
@@ -252,53 +252,63 @@ def test_a_forged_key_reads_nothing_outside(client, post, graph, key):
 
 
 @pytest.mark.parametrize("key", KEYS_OUT, ids=repr)
-def test_a_forged_snapshot_reads_nothing_outside(client, post, key):
+def test_a_forged_snapshot_reads_nothing_outside(client, ask, key):
     for variable in ("dense/kernel", "../../secret", None, {"a": 1}):
         snapshot = {"run": key, "variable": variable, "step": 0}
-        response = post(
-            client,
-            ["weights-heatmap.figure", "weights-heatmap.style"],
-            [["weights-snapshot.data", snapshot], ["weights-colours.value", "run"]],
-            [],
-        )
+        inputs = [["weights-snapshot.data", snapshot], ["weights-colours.value", "run"]]
+        response = ask(client, "weights-heatmap", inputs)
         assert response.status_code == 200
         assert response.json["response"]["weights-heatmap"]["figure"]["data"] == []
 
 
-def test_forged_runs_to_compare_are_left_out(client, post):
-    response = post(
-        client,
-        ["compare-figure.figure", "compare-figure.style"],
-        [
-            ["compare-runs.value", ["../outside", "link-out", "keras"]],
-            ["compare-stream.value", "train/loss"],
-            ["compare-against.value", "step"],
-            ["compare-version.data", None],
-        ],
-        [],
-    )
+def test_forged_runs_to_compare_are_left_out(client, ask):
+    inputs = [
+        ["compare-runs.value", ["../outside", "link-out", "keras"]],
+        ["compare-stream.value", "train/loss"],
+        ["compare-against.value", "step"],
+        ["compare-version.data", None],
+    ]
+    response = ask(client, "compare-figure", inputs)
     traces = response.json["response"]["compare-figure"]["figure"]["data"]
     assert [trace["name"] for trace in traces] == ["keras"]
 
 
-def test_any_process_can_answer_for_any_other(runs_folder, post):
+def test_any_process_can_answer_for_any_other(runs_folder, ask):
     answers = []
     for _ in range(2):
         client = create_app(runs_folder).server.test_client()
         inputs = [["auc-run.value", "ctr-async"], ["auc-version.data", None]]
-        answers.append(post(client, ["auc-history.figure", "auc-history.style"], inputs, []).json)
+        answers.append(ask(client, "auc-history", inputs).json)
     assert answers[0] == answers[1]
 
 
-def test_two_apps_in_one_process_do_not_mix_their_folders(runs_folder, tmp_path, post):
+def test_two_apps_in_one_process_do_not_mix_their_folders(runs_folder, tmp_path, ask):
     here = create_app(runs_folder).server.test_client()
     create_app(tmp_path)
     inputs = [["auc-run.value", "ctr-async"], ["auc-version.data", None]]
-    response = post(here, ["auc-history.figure", "auc-history.style"], inputs, [])
+    response = ask(here, "auc-history", inputs)
     assert response.json["response"]["auc-history"]["figure"]["data"]
 
 
-def test_a_fault_of_ours_is_said_in_the_figure_and_logged(runs_folder, monkeypatch, caplog, post):
+def test_the_same_figure_with_more_rows_leaves_the_axes_ranges_to_the_page(client, ask):
+    inputs = [["auc-run.value", "ctr-async"], ["auc-version.data", None]]
+    whole = ask(client, "auc-history", inputs, "another").json["response"]
+    revision = whole["auc-history-revision"]["data"]
+    assert revision == "ctr-async/auc"
+    assert whole["auc-history"]["figure"]["data"]
+    again = ask(client, "auc-history", inputs, revision).json["response"]["auc-history"]["figure"]
+    operations = {tuple(each["location"]): each["params"] for each in again["operations"]}
+    assert operations["data",]["value"] == whole["auc-history"]["figure"]["data"]
+    assert ("layout", "xaxis", "title") in operations
+    assert not [place for place in operations if place[-1] in ("range", "autorange", "template")]
+
+
+def test_an_empty_figure_has_no_revision(client, ask):
+    inputs = [["auc-run.value", "gone"], ["auc-version.data", None]]
+    assert ask(client, "auc-history", inputs).json["response"]["auc-history-revision"]["data"] == ""
+
+
+def test_a_fault_of_ours_is_said_in_the_figure_and_logged(runs_folder, monkeypatch, caplog, ask):
     def fail(run):
         raise RuntimeError("a secret detail")
 
@@ -306,7 +316,7 @@ def test_a_fault_of_ours_is_said_in_the_figure_and_logged(runs_folder, monkeypat
     monkeypatch.setattr(name, fail)
     client = create_app(runs_folder).server.test_client()
     inputs = [["auc-run.value", "ctr-async"], ["auc-version.data", None]]
-    response = post(client, ["auc-history.figure", "auc-history.style"], inputs, [])
+    response = ask(client, "auc-history", inputs)
     assert response.status_code == 200
     assert "cannot be read just now" in response.text
     assert "a secret detail" not in response.text
