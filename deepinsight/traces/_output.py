@@ -120,7 +120,7 @@ class Output:
             _require_room(self._folder.path, need_bytes)
         except Exception as error:
             self._losses.fail(error)
-            self._abandon_segment()
+            self._wait()
             return False
         return True
 
@@ -195,10 +195,12 @@ class Output:
 
     def _abandon_segment(self) -> None:
         """Leave a segment that failed; the next attempt, after a while, begins a new one."""
-        try:
-            self.close()
-        except Exception as error:
-            self._losses.fail(error)
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.abandon()
+        self._wait()
+
+    def _wait(self) -> None:
         self._retry_at = time.monotonic() + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
 

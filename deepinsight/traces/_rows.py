@@ -137,10 +137,10 @@ def _block(rows: _Parts) -> Block:
         return (
             np.array(rows.steps, dtype=np.int64),
             np.array(rows.wall_times_s, dtype=np.float64),
-            np.array(rows.values, dtype=info.dtype).reshape(-1, *info.shape),
+            np.array(rows.values, dtype=info.dtype).reshape(len(rows.steps), *info.shape),
         )
     parts = [
-        (np.atleast_1d(s), np.atleast_1d(t), np.reshape(v, (-1, *info.shape)))
+        (np.atleast_1d(s), np.atleast_1d(t), np.reshape(v, (np.size(s), *info.shape)))
         for s, t, v in zip(rows.steps, rows.wall_times_s, rows.values, strict=True)
     ]
     if len(parts) == 1:

@@ -44,43 +44,54 @@ def chunk_rows(row_bytes: int, rows_so_far: int) -> int:
 
 
 class _StreamDatasets:
-    """The three datasets of one stream, appended to through h5py's low-level interface."""
+    """The three datasets of one stream, appended to through h5py's low-level interface.
+
+    They are opened by the first rows: each open dataset costs as SWMR begins.
+    """
 
     def __init__(self, file: h5py.File, info: StreamInfo, rows_so_far: int) -> None:
         self.rows = 0
         self.row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape)
         self.chunk_rows = chunk_rows(self.row_bytes, rows_so_far)
-        # It may be there already: ``loss/aux`` came before ``loss``.
-        group = file.require_group(info.name)
+        self._file = file
+        self._name = info.name
+        self._open: dict[str, Any] = {}
+        try:
+            group = file.create_group(info.name)
+        except ValueError:  # it is there already: ``loss/aux`` came before ``loss``
+            group = file[info.name]
         group.attrs.update(info.attributes())
         scalar_rows = chunk_rows(8, rows_so_far)
         create = group.create_dataset
-        self._values = create(
+        create(
             "values",
             shape=(0, *info.shape),
-            maxshape=(None, *info.shape),
+            maxshape=(None, *(n or None for n in info.shape)),  # a chunk must fit into it
             chunks=(self.chunk_rows, *(max(n, 1) for n in info.shape)),
             dtype=info.dtype,
-        ).id
-        self._wall = create(
-            "wall_time_s", shape=(0,), maxshape=(None,), chunks=(scalar_rows,), dtype="f8"
-        ).id
-        self._step = create(
+        )
+        create("wall_time_s", shape=(0,), maxshape=(None,), chunks=(scalar_rows,), dtype="f8")
+        create(
             "step",
             shape=(0,),
             maxshape=(None,),
             chunks=(scalar_rows,),
             dtype="i8",
             fillvalue=STEP_FILL,
-        ).id
+        )
 
     def append_values(self, wall_times_s: np.ndarray, values: np.ndarray) -> None:
-        _append(self._values, self.rows, values)
-        _append(self._wall, self.rows, wall_times_s)
+        _append(self._dataset("values"), self.rows, values)
+        _append(self._dataset("wall_time_s"), self.rows, wall_times_s)
 
     def append_steps(self, steps: np.ndarray) -> None:
-        _append(self._step, self.rows, steps)
+        _append(self._dataset("step"), self.rows, steps)
         self.rows += len(steps)
+
+    def _dataset(self, part: str) -> Any:
+        if part not in self._open:
+            self._open[part] = self._file[f"{self._name}/{part}"].id
+        return self._open[part]
 
 
 def _append(dataset: Any, start: int, rows: np.ndarray) -> None:
@@ -112,6 +123,7 @@ class SegmentWriter:
         streams: Sequence[tuple[StreamInfo, int]],
     ) -> None:
         self.path = path
+        self._streams: dict[str, _StreamDatasets] = {}
         hidden = path.with_name(f".{path.name}.new")
         self._file = _create(hidden)
         try:
@@ -130,9 +142,8 @@ class SegmentWriter:
             self._file.flush()
             os.replace(hidden, path)
         except BaseException:
+            self.abandon()
             hidden.unlink(missing_ok=True)
-            with contextlib.suppress(*READ_ERRORS):
-                self.close()
             raise
 
     def __contains__(self, name: str) -> bool:
@@ -165,11 +176,42 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Close the file; raises OSError if what is left cannot be written."""
+        try:
+            self._file.flush()
+        except BaseException:
+            self.abandon()
+            raise
+        self._close()
+
+    def abandon(self) -> None:
+        """Let go of a file after a failed write and leave it on disk as if the writer had died.
+
+        HDF5 crashes as it closes a file after a failed write. So the file stays open, for HDF5's
+        own end too, and whatever it still writes goes nowhere.
+        """
+        if not self._file:
+            return
+        held = _held_by_parent()
+        with held.lock:
+            descriptor = self._file.id.get_vfd_handle()
+            with contextlib.suppress(OSError):  # HDF5 may have stored an end that it did not reach
+                os.ftruncate(descriptor, max(_stored_end(descriptor), os.fstat(descriptor).st_size))
+            _send_nowhere(descriptor)
+            held.abandoned.append((self._file, self._streams))
+
+    def _close(self) -> None:
         held = _held_by_parent()
         with held.lock:
             descriptor = self._file.id.get_vfd_handle() if self._file else -1
             self._file.close()
             held.descriptors.discard(descriptor)
+
+
+def _send_nowhere(descriptor: int) -> None:
+    """Let a descriptor point to a file of its own in memory instead of the one on disk."""
+    nowhere = os.memfd_create("deepinsight")
+    os.dup2(nowhere, descriptor, inheritable=False)
+    os.close(nowhere)
 
 
 class _HeldByParent:
@@ -182,6 +224,7 @@ class _HeldByParent:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.descriptors: set[int] = set()
+        self.abandoned: list[Any] = []
         os.register_at_fork(
             before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
         )
@@ -194,9 +237,7 @@ class _HeldByParent:
 
     def _in_child(self) -> None:
         for descriptor in self.descriptors:
-            nowhere = os.memfd_create("deepinsight")
-            os.dup2(nowhere, descriptor, inheritable=False)
-            os.close(nowhere)
+            _send_nowhere(descriptor)
         self.descriptors.clear()
         self.lock.release()
 
@@ -219,7 +260,11 @@ def _create(path: Path) -> h5py.File:
 def stored_eof(path: Path) -> int:
     """Return the size that an HDF5 file says it has (superblock versions 2 and 3), else 0."""
     with open(path, "rb") as raw:
-        head = raw.read(48)
+        return _stored_end(raw.fileno())
+
+
+def _stored_end(descriptor: int) -> int:
+    head = os.pread(descriptor, 48, 0)
     if len(head) < 48 or head[:8] != b"\x89HDF\r\n\x1a\n" or head[8] not in (2, 3):
         return 0
     return int(struct.unpack_from("<Q", head, 28)[0])

@@ -273,12 +273,11 @@ class TraceWriter:
                 f"`steps` must hold one step per row of `values`. Received: steps of shape "
                 f"{steps.shape} and values of shape {array.shape} for stream {name!r}."
             )
-        if len(steps) and (
-            steps.dtype.kind not in "iu" or not 0 <= steps.min() <= steps.max() <= _MAX_STEP
-        ):
+        whole = steps.dtype.kind in "iu" or not len(steps)
+        if not whole or (len(steps) and not 0 <= steps.min() <= steps.max() <= _MAX_STEP):
             raise ValueError(
-                f"`steps` must be integers >= 0. Received: {steps.dtype} from {steps.min()} to "
-                f"{steps.max()} for stream {name!r}."
+                f"`steps` must be integers >= 0. Received: {steps.dtype}, {steps} for stream "
+                f"{name!r}."
             )
         times = np.empty(len(steps))
         times[:] = time.time() if wall_times_s is None else wall_times_s
