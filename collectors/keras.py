@@ -54,8 +54,7 @@ class TraceCallback(keras.callbacks.Callback):
         >>> model.fit(x, y, callbacks=[TraceCallback("runs/mine")])  # doctest: +SKIP
     """
 
-    #: What may run off the training thread here (keeping logs) is safe there, so that Keras need not
-    #: wait for the logs of every step.
+    #: Keeping logs is safe on any thread; Keras then need not wait for them at every step.
     async_safe = True
 
     def __init__(
@@ -238,6 +237,7 @@ class TraceCallback(keras.callbacks.Callback):
             step_time_s=run_s / self._execution_steps,
             steps_done=(pending.last - self._first_iteration) // self._accumulation,
             samples=self._samples(pending) if pending.due else None,
+            own_steps=1 if pending.previous is None else step - pending.previous,
         )
         self._previous = step
         self._attachment.drain(self._recording, bool(pending.due))

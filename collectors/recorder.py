@@ -84,9 +84,14 @@ class Recorder(TraceWriter):
             variables=variables,
             **settings,
         )
-        self._probes = chosen
-        self._probe_settings = (every_n_steps, overhead_budget, feature_groups)
-        self._recording: Recording | None = None
+        self._recording = Recording(
+            self,
+            chosen,
+            every_n_steps=every_n_steps,
+            overhead_budget=overhead_budget,
+            feature_groups=feature_groups,
+        )
+        self._started, self._began_s = False, time.time()
         self._before: dict[str, Any] | None = None
         self._due: list[Probe] | None = None
         self._due_step = -1
@@ -106,8 +111,11 @@ class Recorder(TraceWriter):
         """
         started = time.perf_counter()
         named = _by_name(variables)
-        if self._recording is None:
-            self._start(step - 1, named, None, frozenset({WEIGHT, WEIGHT_BEFORE, GRADIENT}), False)
+        if not self._started and self._before is None:
+            self._began_s = time.time()
+        for name, value in named.items():
+            if name not in self._infos:
+                self._describe(name, value)
         due = self._due_at(step)
         self._before = {}
         for probe in due:
@@ -149,9 +157,8 @@ class Recorder(TraceWriter):
             raise ValueError(f"`step` must be >= 0. Received: step={step}.")
         named = _by_name(variables) if variables is not None else {}
         slopes = _gradients_by_name(gradients, named)
-        if self._recording is None:
-            offered = frozenset({WEIGHT, GRADIENT} if slopes else {WEIGHT})
-            self._start(step - 1, named, slopes, offered, samples is not None)
+        if not self._started:
+            self._start(step - 1, named, slopes, samples is not None)
         self._steps_done += 1
         self._samples += samples or 0
         due = self._due_at(step)
@@ -189,39 +196,34 @@ class Recorder(TraceWriter):
         self,
         step: int,
         named: Mapping[str, Any],
-        slopes: Mapping[str, Any] | None,
-        offered: frozenset[str],
+        slopes: Mapping[str, Any],
         samples_known: bool,
     ) -> None:
-        every_n_steps, budget, groups = self._probe_settings
-        self._recording = Recording(
-            self,
-            self._probes,
-            every_n_steps=every_n_steps,
-            overhead_budget=budget,
-            feature_groups=groups,
-            samples_known=samples_known,
-        )
-        described = {}
-        for name, value in named.items():
-            info, dtype = self._describe(name, value)
-            described[name] = {"shape": list(info.shape), "dtype": dtype, "device": info.device}
-        if slopes is not None:
-            for name, value in slopes.items():
-                if name not in self._infos and not isinstance(value, Slices):
-                    self._describe(name, value)
-        self._recording.start(max(step, 0), [(info, offered) for info in self._infos.values()])
+        """Declare the streams of what the first step brings."""
+        self._started = True
+        described = {name: self._describe(name, value) for name, value in named.items()}
+        for name, value in slopes.items():
+            if name not in self._infos and not isinstance(value, Slices):
+                self._describe(name, value)
+        offered = []
+        for name, info in self._infos.items():
+            kinds = {WEIGHT} if name in named else set()
+            kinds |= {GRADIENT} if name in slopes else set()
+            kinds |= {WEIGHT_BEFORE} if self._before is not None else set()
+            offered.append((info, frozenset(kinds)))
+        self._recording.samples_known = samples_known
+        self._recording.start(max(step, 0), offered, began_s=self._began_s)
         if described:
             self.update_metadata(variables=described)
 
-    def _describe(self, name: str, value: Any) -> tuple[Variable, str]:
+    def _describe(self, name: str, value: Any) -> dict[str, Any]:
         dtype = getattr(value, "dtype", None)
         dtype = getattr(dtype, "name", None) or str(np.asarray(value).dtype)
         device = getattr(value, "device", "")
         device = device if isinstance(device, str) and _is_tensorflow(value) else ""
         info = self._recording.variable(name, np.shape(value), dtype, device)
         self._infos[name] = info
-        return info, dtype
+        return {"shape": list(info.shape), "dtype": dtype, "device": device}
 
     def _measure(
         self, probe: Probe, named: Mapping[str, Any], slopes: Mapping[str, Any]
@@ -246,7 +248,7 @@ class Recorder(TraceWriter):
 
     def close(self, *, ended: bool = True) -> None:
         """Finish the probes, write what is queued and end this process's part of the run."""
-        if self._recording is not None:
+        if hasattr(self, "_recording"):
             self._recording.close()
         super().close(ended=ended)
 

@@ -101,7 +101,7 @@ class Recording:
         self._cadences = {id(p): self._cadence(p) for p in self.probes}
         self._next_overhead = 0
         self._offered_streams = {s.name: s for s in offered}
-        self._samples_known = samples_known
+        self.samples_known = samples_known
         self._predictions: list[Predictions] = []
         self._predictors = [p for p in self.probes if p.wants_predictions]
         self._background: Background | None = None
@@ -130,6 +130,7 @@ class Recording:
         step: int,
         variables: Sequence[tuple[Variable, frozenset[str]]],
         samples_before: float = 0.0,
+        began_s: float | None = None,
     ) -> None:
         """Declare all streams that are known before the first step, and start the clocks.
 
@@ -137,6 +138,7 @@ class Recording:
             step: Step at which this process begins.
             variables: Each with what is offered of it: ``weight``, ``weight_before``, ``gradient``.
             samples_before: Samples that were consumed before it.
+            began_s: Unix time at which its training began; now, if None.
         """
         for probe in self.probes:
             try:
@@ -146,15 +148,16 @@ class Recording:
                     if probe.accepts(variable)
                     for stream in probe.variable_streams(variable, offered)
                 ]
-                known = self._samples_known
+                known = self.samples_known
                 streams += probe.streams(samples_known=known, offered=self.offered)
                 for stream in streams:
                     self._declare(stream)
             except Exception as error:
                 self.failed(probe, error)
             if isinstance(probe, Throughput):
-                samples = samples_before if self._samples_known else None
-                probe.start(StepReport(step, time.time(), samples=samples))
+                samples = samples_before if self.samples_known else None
+                began_s = time.time() if began_s is None else began_s
+                probe.start(StepReport(step, began_s, samples=samples))
         for stream in self._offered_streams.values():
             self._declare(stream)
         self._declare(

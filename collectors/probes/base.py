@@ -105,6 +105,7 @@ class StepReport:
         step_time_s: Wall time of this step without the recording; NaN if not known.
         steps_done: Steps that this process has made since it began.
         samples: Samples that this process has consumed since it began; None if not known.
+        own_steps: Steps of this process since `previous_step`.
         scalars: Values offered at this step (``trace_tensor``, Keras logs, ``scalars=``).
         offered: Names that are offered at some step or other.
     """
@@ -115,6 +116,7 @@ class StepReport:
     step_time_s: float = math.nan
     steps_done: int = 0
     samples: float | None = None
+    own_steps: int = 1
     scalars: Mapping[str, Any] = field(default_factory=dict)
     offered: frozenset[str] = frozenset()
 

@@ -40,4 +40,4 @@ class Staleness(Probe):
         """The bound for this push; nothing at the first."""
         if STREAM in report.offered or report.previous_step is None:
             return {}
-        return {STREAM: float(max(report.step - report.previous_step - 1, 0))}
+        return {STREAM: float(max(report.step - report.previous_step - report.own_steps, 0))}
