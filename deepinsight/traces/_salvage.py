@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from deepinsight.traces._segment import (
 from deepinsight.traces.schema import STEP_FILL, StreamInfo
 
 _BLOCK_BYTES = 64 << 20
+_SUPERBLOCK_BYTES = 44  # before its checksum
 
 
 def salvage(source: Path, target: Path) -> dict[str, Any]:
@@ -73,13 +75,55 @@ def salvage(source: Path, target: Path) -> dict[str, Any]:
 
 
 def _open(source: Path, extended: Path) -> h5py.File:
-    """Open the source; a cut file through a copy that has its full length, zeros at the end."""
-    if source.stat().st_size < stored_eof(source):
+    """Open the source for reading what is left.
+
+    A cut or unclosed file is opened through a copy that has its full length, zeros at the end, and
+    says that it was closed: under SWMR HDF5 takes damage for a write under way and waits for it.
+    """
+    end = stored_eof(source)
+    if is_unclosed(source) or source.stat().st_size < end:
         shutil.copyfile(source, extended)
-        os.truncate(extended, stored_eof(source))
+        os.truncate(extended, max(end, source.stat().st_size))
+        _mark_closed(extended)
         source = extended
-    swmr = is_unclosed(source)
-    return h5py.File(source, "r", libver="latest", swmr=swmr, locking=False)
+    return h5py.File(source, "r", libver="latest", locking=False)
+
+
+def _mark_closed(path: Path) -> None:
+    """Clear the consistency flags of a version 3 superblock and renew its checksum."""
+    with open(path, "r+b") as file:
+        head = bytearray(file.read(_SUPERBLOCK_BYTES))
+        head[11] = 0
+        file.seek(0)
+        file.write(head + struct.pack("<I", _lookup3(bytes(head))))
+
+
+def _lookup3(data: bytes) -> int:
+    """Return Bob Jenkins' lookup3 hash, HDF5's checksum of metadata (hashlittle, seed 0)."""
+    mask = 0xFFFFFFFF
+    words = list(struct.unpack(f"<{len(data) // 4}I", data))
+    a = b = c = (0xDEADBEEF + len(data)) & mask
+
+    def rotate(x: int, k: int) -> int:
+        return ((x << k) | (x >> (32 - k))) & mask
+
+    while len(words) > 3:
+        a, b, c = (a + words[0]) & mask, (b + words[1]) & mask, (c + words[2]) & mask
+        del words[:3]
+        for k, m, n in ((4, 6, 8), (16, 19, 4)):
+            a = (a - c) & mask ^ rotate(c, k)
+            c = (c + b) & mask
+            b = (b - a) & mask ^ rotate(a, m)
+            a = (a + c) & mask
+            c = (c - b) & mask ^ rotate(b, n)
+            b = (b + a) & mask
+    words += [0] * (3 - len(words))
+    a, b, c = (a + words[0]) & mask, (b + words[1]) & mask, (c + words[2]) & mask
+    for k, m, n in ((14, 11, 25), (16, 4, 14)):
+        c = ((c ^ b) - rotate(b, k)) & mask
+        a = ((a ^ c) - rotate(c, m)) & mask
+        b = ((b ^ a) - rotate(a, n)) & mask
+    return ((c ^ b) - rotate(b, 24)) & mask
 
 
 def _rows_within(dataset: h5py.Dataset, size: int) -> int:

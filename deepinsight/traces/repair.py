@@ -20,6 +20,7 @@ from deepinsight.traces._run_files import (
 )
 from deepinsight.traces._segment import SegmentReader, is_unclosed
 from deepinsight.traces.errors import SegmentError, TraceError, TraceNotFoundError
+from deepinsight.traces.schema import RUN_FORMAT
 
 # Reading a broken HDF5 file can hang or crash the process that does it.
 _SALVAGE_TIMEOUT_S = 600
@@ -63,7 +64,7 @@ def repair_run(path: str | os.PathLike[str]) -> tuple[SegmentRepair, ...]:
 
     Raises:
         TraceNotFoundError: If there is no run at ``path``.
-        TraceError: If a process of the run is still writing.
+        TraceError: If a process of the run is still writing, or run.json is of a newer version.
     """
     run_dir = Path(path)
     folders = list(process_folders(run_dir)) if run_dir.is_dir() else []
@@ -81,12 +82,16 @@ def repair_run(path: str | os.PathLike[str]) -> tuple[SegmentRepair, ...]:
 def _restore_run_file(run_dir: Path) -> None:
     path = run_dir / RUN_FILE
     try:
-        check_run_file(path, read_json(path))
-        return
+        content = read_json(path)
     except FileNotFoundError:
-        pass
+        update_run_file(run_dir)
+        return
     except TraceError:
-        os.replace(path, path.with_name(f"{RUN_FILE}.damaged"))
+        content = {}
+    if content.get("format") == RUN_FORMAT:
+        check_run_file(path, content)  # a newer version is no damage
+        return
+    os.replace(path, path.with_name(f"{RUN_FILE}.damaged"))
     update_run_file(run_dir)
 
 
