@@ -1,7 +1,9 @@
 """Whether gradients vanish or explode, and how far an update moves each variable."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -122,8 +124,17 @@ def plot_gradient_norms(info: GradientNormsInfo) -> go.Figure:
     figure.update_yaxes(title_text="Gradient norm (dimensionless)", type="log", row=1, col=1)
     figure.update_yaxes(title_text="Update ÷ weights (dimensionless)", type="log", row=2, col=1)
     figure.update_yaxes(exponentformat="power")
+    for axis, lines in (("yaxis", info.norms), ("yaxis2", info.ratios)):
+        figure.layout[axis].update(_decades(lines))
     figure.update_layout(showlegend=True)
     return figure
+
+
+def _decades(lines: tuple[Series, ...]) -> dict[str, Any]:
+    """Ticks at powers of ten alone where there are several, so that labels keep apart."""
+    values = np.concatenate([line.y[line.y > 0] for line in lines]) if lines else np.empty(0)
+    wide = values.size > 0 and float(values.max()) > 30 * float(values.min())
+    return {"tickmode": "linear", "dtick": 1} if wide else {"tickmode": "auto"}
 
 
 def _add(

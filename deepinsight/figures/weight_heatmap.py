@@ -168,8 +168,8 @@ def colour_limits(matrices: list[npt.NDArray[np.float32]]) -> tuple[float, float
     """Limits of a logarithmic colour scale on which a band of huge weights stands out.
 
     The upper limit is the largest finite value, so nothing is clipped at the interesting end. The
-    lower one is the 2nd percentile of the positive values, moved so that the scale spans at least
-    one decade (else noise would look dramatic) and at most four.
+    lower one is half the median of the positive values, so that ordinary weights stay pale, moved
+    so that the scale spans at least one decade (else noise would look dramatic) and at most four.
 
     Args:
         matrices: Non-negative values; zeros, NaN and infinities do not count.
@@ -182,7 +182,7 @@ def colour_limits(matrices: list[npt.NDArray[np.float32]]) -> tuple[float, float
     if not positive.size:
         return 0.1, 1.0
     high = float(positive.max())
-    low = float(np.percentile(positive, 2))
+    low = float(np.median(positive)) / 2
     return min(max(low, high / 10**MOST_DECADES), high / 10**LEAST_DECADES), high
 
 

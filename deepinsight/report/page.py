@@ -99,7 +99,7 @@ def summary_facts(summary: RunSummary) -> dict[str, str | Sequence[str]]:
     facts["Started"] = _moment(summary.created_time_s)
     facts["Duration"] = _number(summary.duration_s, " s")
     facts["Last step"] = f"{summary.last_step:,} updates" if summary.last_step >= 0 else "none"
-    facts["Recorded"] = f"{summary.rows:,} rows in {summary.streams:,} streams"
+    facts["Streams"] = f"{summary.streams:,}"
     for value in summary.latest:
         unit = "" if value.unit in ("", "1") else f" {value.unit}"
         facts[value.label] = f"{value.value:.5g}{unit} at step {value.step:,}"

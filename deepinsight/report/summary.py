@@ -1,12 +1,13 @@
 """One run in a few numbers, for the dashboard's table and the top of a report."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from deepinsight.traces import Run
+from deepinsight.traces import Run, StreamNotFoundError, TraceArray
 
 #: Streams of which the newest value is shown, in this order, with what they are called.
 LATEST = (
@@ -15,6 +16,8 @@ LATEST = (
     ("train/loss", "Training loss"),
 )
 _RATE = "throughput/samples_per_second"
+_MOST_LOOKED_AT = 12
+_AFTER_ALL = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,7 @@ class RunSummary:
         created_time_s: Unix seconds.
         duration_s: From the start to the end of the last process, or to its newest row; NaN if
             nothing was recorded.
-        last_step: Largest step of any stream, -1 without any row.
-        rows: Recorded rows of all streams.
+        last_step: Largest step recorded, -1 without any row.
         streams: Distinct stream names.
         latest: Values of `LATEST` that the run holds.
         samples_per_second: Newest rates of all processes added up, NaN if not recorded.
@@ -63,7 +65,6 @@ class RunSummary:
     created_time_s: float = float("nan")
     duration_s: float = float("nan")
     last_step: int = -1
-    rows: int = 0
     streams: int = 0
     latest: tuple[LatestValue, ...] = ()
     samples_per_second: float = float("nan")
@@ -85,45 +86,63 @@ def summarise_run(run: Run) -> RunSummary:
     Args:
         run: An open run.
     """
-    table = run.streams()
-    filled = table[table["rows"] > 0]
-    names = set(filled["name"])
-    latest = tuple(_latest(run, name, label) for name, label in LATEST if name in names)
-    writers = sorted(set(filled[filled["name"] == _RATE]["process"]))
-    rates = [float(run.array(_RATE, process=name, last=1).values[-1]) for name in writers]
+    names = run.stream_names()
+    rows = {name: _newest(run, name) for name in _telling(names)}
+    steps = [int(row.steps[-1]) for row in rows.values() if len(row.steps)]
+    latest = (_latest(run, name, label) for name, label in LATEST if name in names)
     return RunSummary(
         name=run.name,
         status=run.status,
         config=dict(run.config),
         processes=tuple((process.name, process.status) for process in run.processes),
         created_time_s=run.created_time_s,
-        duration_s=_duration(run, names),
-        last_step=int(filled["last_step"].max()) if len(filled) else -1,
-        rows=int(filled["rows"].sum()),
+        duration_s=_duration(run, list(rows.values())),
+        last_step=max(steps, default=-1),
         streams=len(names),
         latest=tuple(value for value in latest if value is not None),
-        samples_per_second=float(np.sum(rates)) if rates else float("nan"),
+        samples_per_second=_rate(run) if _RATE in names else float("nan"),
         warnings=tuple(run.warnings),
     )
 
 
+def _telling(names: Sequence[str]) -> list[str]:
+    """Streams that tell how far a run has come: those written often, or any few if there is none.
+
+    A run of a large model has hundreds of streams; to look at each would take too long.
+    """
+    often = [name for name in names if name.startswith(("train/", "eval/", "throughput/", "auc/"))]
+    own = [name for name in names if not name.startswith("recorder/")]
+    return (often or own)[:_MOST_LOOKED_AT]
+
+
+def _newest(run: Run, stream: str) -> TraceArray:
+    """The row of the largest step; of 0 rows if there is none."""
+    return run.row(stream, _AFTER_ALL)
+
+
 def _latest(run: Run, stream: str, label: str) -> LatestValue | None:
-    info = run.stream(stream)
-    row = run.array(stream, last=1)
+    info, row = run.stream(stream), _newest(run, stream)
     if info.shape or not len(row.steps):
         return None
     return LatestValue(stream, label, float(row.values[-1]), info.unit, int(row.steps[-1]))
 
 
-def _duration(run: Run, names: set[str]) -> float:
+def _rate(run: Run) -> float:
+    rates = []
+    for process in run.processes:
+        with contextlib.suppress(StreamNotFoundError):
+            rates.extend(run.array(_RATE, process=process.name, last=1).values.tolist())
+    return float(np.sum(rates)) if rates else float("nan")
+
+
+def _duration(run: Run, rows: Sequence[TraceArray]) -> float:
     starts = [process.started_time_s for process in run.processes]
     ends = [process.ended_time_s for process in run.processes]
     if not starts:
         return float("nan")
+    begin = min([*starts, run.created_time_s])
     if all(end is not None for end in ends):
-        return max(end for end in ends if end is not None) - min(starts)
-    # No end was written: the newest row of a stream that is written often tells how far it came.
-    often = [name for name in (*(name for name, _ in LATEST), _RATE) if name in names]
-    rows = [run.array(name, last=1) for name in often or sorted(names)[:1]]
+        return max(end for end in ends if end is not None) - begin
+    # No end was written: the newest row tells how far it came.
     newest = [float(row.wall_times_s[-1]) for row in rows if len(row.steps)]
-    return max([*newest, *starts]) - min(starts)
+    return max([*newest, *starts]) - begin

@@ -35,6 +35,24 @@ def test_several_processes_are_told_apart(record):
     assert info.groups == ("user", "ad", "user", "ad")
 
 
+def test_groups_with_variables_of_their_own_are_shown_together(record):
+    def write(writer):
+        for number, group in enumerate(("user", "ad")):
+            axes = (Axis("feature group", (group,)),)
+            name = f"weights/embedding/{group}/group_rms"
+            writer.record(name, np.array([float(number)]), step=0, axes=axes)
+        axes = (Axis("feature group", ("user",)),)
+        writer.record("weights/wide/user/group_rms", np.ones(1), step=0, axes=axes)
+
+    run = record(write)
+    info = compute_group_energy_info(run, "embedding/user")
+    assert [line.name for line in info.series] == ["ad", "user"]
+    assert [line.last for line in info.series] == [1.0, 0.0]
+    assert info.shown == "embedding/*"
+    assert "embedding/*" in plot_group_energy(info).layout.title.text
+    assert compute_group_energy_info(run, "wide/user").shown == "wide/user"
+
+
 def test_the_band_of_the_example_grows_thirtyfold_in_its_group_alone(open_example):
     info = compute_group_energy_info(open_example("async"), "fc1/kernel", statistic="max")
     growth = {line.name: line.y[-1] / line.y[0] for line in info.series}

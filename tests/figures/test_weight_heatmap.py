@@ -118,7 +118,7 @@ def test_a_variable_without_tiles_says_what_to_do(open_example):
         ([np.nan, np.inf], (0.1, 1.0)),
         ([2.0], (0.2, 2.0)),
         ([1e-9, 1e-9, 1.0], (1e-4, 1.0)),
-        ([0.01, 0.01, 0.01, 1.0], (0.01, 1.0)),
+        ([0.02, 0.02, 0.02, 1.0], (0.01, 1.0)),
     ],
 )
 def test_colour_limits_span_one_decade_at_least_and_four_at_most(values, expected):

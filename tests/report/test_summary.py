@@ -38,8 +38,15 @@ def test_a_run_without_rows_has_no_numbers(tmp_path):
         pass
     with open_run(tmp_path) as run:
         summary = summarise_run(run)
-    assert (summary.last_step, summary.rows, summary.latest) == (-1, 0, ())
+    assert (summary.last_step, summary.latest) == (-1, ())
     assert math.isnan(summary.samples_per_second)
+
+
+def test_a_run_of_other_streams_still_tells_its_last_step(tmp_path):
+    with TraceWriter(tmp_path, "main") as writer:
+        writer.record("mine/value", 1.0, step=41)
+    with open_run(tmp_path) as run:
+        assert summarise_run(run).last_step == 41
 
 
 def test_a_live_run_lasts_until_its_newest_row(tmp_path):

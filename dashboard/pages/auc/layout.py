@@ -1,5 +1,6 @@
 """AUC: the live AUC of the training predictions beside the AUC on held-out data."""
 
+import math
 from pathlib import Path
 
 from dash import dcc, html
@@ -8,7 +9,7 @@ from dash.development.base_component import Component
 from deepinsight.dashboard.address import first, make_query
 from deepinsight.dashboard.follow import run_bar
 from deepinsight.dashboard.pages.auc.ids import Auc
-from deepinsight.dashboard.parts import MISSING, figure_card, heading, number
+from deepinsight.dashboard.parts import MISSING, figure_card, heading
 from deepinsight.dashboard.shell.ids import query_id
 from deepinsight.figures import AucHistoryInfo
 
@@ -34,9 +35,10 @@ def build(folder: Path, query: dict[str, list[str]]) -> Component:
 def tiles(info: AucHistoryInfo) -> list[Component]:
     """The newest value of each line."""
     return [
-        html.Div(
-            [html.Span(line.name), html.Strong(number(line.last) if line.rows else MISSING)],
-            className="tile",
-        )
+        html.Div([html.Span(line.name), html.Strong(_four_places(line.last))], className="tile")
         for line in info.series
     ]
+
+
+def _four_places(value: float) -> str:
+    return MISSING if math.isnan(value) else f"{value:.4f}"
