@@ -1,5 +1,6 @@
 """The trace format: its specification (`schema`), writer, reader and repair."""
 
+from deepinsight.traces._processes import ProcessInfo
 from deepinsight.traces.errors import (
     ProcessNameInUseError,
     RunNotFoundError,
@@ -9,7 +10,7 @@ from deepinsight.traces.errors import (
     TraceNotFoundError,
     TraceWriteError,
 )
-from deepinsight.traces.reader import ProcessInfo, Run, TraceArray, open_run, open_runs
+from deepinsight.traces.reader import Run, TraceArray, open_run, open_runs
 from deepinsight.traces.repair import SegmentRepair, repair_run
 from deepinsight.traces.schema import Axis, StreamInfo, group_slices, stream_name
 from deepinsight.traces.writer import TraceWarning, TraceWriter

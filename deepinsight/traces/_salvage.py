@@ -101,7 +101,7 @@ def _mark_closed(path: Path) -> None:
 def _lookup3(data: bytes) -> int:
     """Return Bob Jenkins' lookup3 hash, HDF5's checksum of metadata (hashlittle, seed 0)."""
     mask = 0xFFFFFFFF
-    words = list(struct.unpack(f"<{len(data) // 4}I", data))
+    words: list[int] = list(struct.unpack(f"<{len(data) // 4}I", data))
     a = b = c = (0xDEADBEEF + len(data)) & mask
 
     def rotate(x: int, k: int) -> int:
@@ -123,7 +123,7 @@ def _lookup3(data: bytes) -> int:
         c = ((c ^ b) - rotate(b, k)) & mask
         a = ((a ^ c) - rotate(c, m)) & mask
         b = ((b ^ a) - rotate(a, n)) & mask
-    return ((c ^ b) - rotate(b, 24)) & mask
+    return int(((c ^ b) - rotate(b, 24)) & mask)
 
 
 def _rows_within(dataset: h5py.Dataset, size: int) -> int:

@@ -3,7 +3,6 @@
 import difflib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -11,21 +10,20 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pandas as pd
 
+from deepinsight.traces._processes import ProcessInfo, process_info
 from deepinsight.traces._run_files import (
-    PROCESS_FILE,
     RUN_FILE,
     check_run_file,
-    is_held,
     process_folders,
     read_json,
     segment_paths,
 )
 from deepinsight.traces._segment import SegmentReader
+from deepinsight.traces._selection import StoredRows, column_names, without_superseded
 from deepinsight.traces.errors import (
     RunNotFoundError,
     SegmentError,
     StreamNotFoundError,
-    TraceError,
     TraceNotFoundError,
 )
 from deepinsight.traces.schema import StreamInfo
@@ -34,53 +32,12 @@ _STATUSES = ("live", "crashed", "finished")
 _REPAIR = "'deepinsight repair RUN' saves the rows that are still there."
 
 
-@dataclass(frozen=True)
-class ProcessInfo:
-    """One process of a run.
-
-    Attributes:
-        name: Its name, ``"worker-0"``.
-        status: ``"live"`` while a writer holds its folder, ``"finished"`` once it has closed,
-            ``"crashed"`` if it ended without closing.
-        segments: How many segment files it has.
-        started_time_s: Unix time at which its latest writer began; NaN if unknown.
-        ended_time_s: Unix time at which it closed, or None.
-        host: Where it ran.
-        pid: Its process id there.
-    """
-
-    name: str
-    status: str
-    segments: int
-    started_time_s: float
-    ended_time_s: float | None
-    host: str
-    pid: int
-
-
 class TraceArray(NamedTuple):
     """Rows of a stream: steps int64 [n], Unix wall times float64 [n] in s, values [n, ...]."""
 
     steps: np.ndarray
     wall_times_s: np.ndarray
     values: np.ndarray
-
-
-class _Rows(NamedTuple):
-    """Rows of one stream in one segment: their steps, and which of the segment's rows they are."""
-
-    process: str
-    segment: SegmentReader
-    steps: np.ndarray
-    chosen: np.ndarray | None = None  # None: all, in order
-
-    def read(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return wall times and values of the rows ``start`` to ``stop`` of these."""
-        if self.chosen is None:
-            return self.segment.read(name, start, stop)
-        chosen = self.chosen[start:stop]
-        times, values = self.segment.read(name, int(chosen[0]), int(chosen[-1]) + 1)
-        return times[chosen - chosen[0]], values[chosen - chosen[0]]
 
 
 class Run:
@@ -149,7 +106,7 @@ class Run:
     @property
     def processes(self) -> tuple[ProcessInfo, ...]:
         """The run's processes, by name."""
-        return tuple(_process_info(folder) for folder in process_folders(self.path))
+        return tuple(process_info(folder) for folder in process_folders(self.path))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -246,7 +203,7 @@ class Run:
             ),
         }
         if info.shape:
-            for i, label in enumerate(_column_names(info)):
+            for i, label in enumerate(column_names(info)):
                 columns[label] = values[:, i]
         else:
             columns["value"] = values
@@ -395,14 +352,14 @@ class Run:
             )
         return found
 
-    def _rows(self, name: str, process: str | None, superseded: bool) -> list[_Rows]:
+    def _rows(self, name: str, process: str | None, superseded: bool) -> list[StoredRows]:
         """Return what of the stream each segment holds; unreadable streams become warnings."""
-        parts: list[_Rows] = []
+        parts: list[StoredRows] = []
         shape = self.stream(name, process).shape
         for owner, segment in self._holders(name, process):
             try:
                 if segment.layout(name)[0] == shape:
-                    parts.append(_Rows(owner, segment, segment.steps(name)))
+                    parts.append(StoredRows(owner, segment, segment.steps(name)))
                 else:
                     self._warn(
                         f"{segment.path}: stream {name!r} has another shape here than in the "
@@ -410,10 +367,10 @@ class Run:
                     )
             except SegmentError as error:
                 self._warn(error)
-        return parts if superseded else _without_superseded(parts)
+        return parts if superseded else without_superseded(parts)
 
     def _read(
-        self, name: str, info: StreamInfo, parts: list[_Rows], start: int, stop: int
+        self, name: str, info: StreamInfo, parts: list[StoredRows], start: int, stop: int
     ) -> TraceArray:
         """Read rows ``start`` to ``stop`` of the parts laid end to end."""
         count = max(stop - start, 0)
@@ -431,58 +388,6 @@ class Run:
                 times[target], values[target] = part.read(name, low, high)
             offset += len(part.steps)
         return TraceArray(steps, times, values)
-
-
-def _without_superseded(parts: list[_Rows]) -> list[_Rows]:
-    """Cut from each life of a process what a later life recorded again."""
-    kept: list[_Rows] = []
-    begin: dict[
-        str, tuple[int, float, float]
-    ] = {}  # life, where it begins, where the later ones do
-    for part in reversed(parts):
-        life, first, limit = begin.get(part.process, (part.segment.life, np.inf, np.inf))
-        if part.segment.life != life:
-            life, first, limit = part.segment.life, np.inf, min(first, limit)
-        rows = np.flatnonzero(part.steps < limit)
-        if len(part.steps):
-            first = float(part.steps[0])
-        begin[part.process] = (life, first, limit)
-        whole = len(rows) == len(part.steps)
-        kept.append(part if whole else part._replace(steps=part.steps[rows], chosen=rows))
-    return kept[::-1]
-
-
-def _column_names(info: StreamInfo) -> list[str]:
-    """Return one name per entry of a vector, each once and none of those of the other columns."""
-    count = info.shape[0]
-    labels = info.axes[0].labels if info.axes else None
-    names: dict[str, None] = {}
-    for i, label in enumerate(labels or [f"value_{i}" for i in range(count)]):
-        taken = label in names or label in {"step", "wall_time_s", "process"}
-        names[f"{label} ({i})" if taken else label] = None
-    return list(names)
-
-
-def _process_info(folder: Path) -> ProcessInfo:
-    # Asked again in the end: a writer may have begun or ended between the first two looks.
-    held = is_held(folder)
-    try:
-        record = read_json(folder / PROCESS_FILE)
-    except (FileNotFoundError, TraceError):
-        record = {}
-    if held or (record.get("ended_time_s") is None and is_held(folder)):
-        status = "live"
-    else:
-        status = "finished" if record.get("ended_time_s") is not None else "crashed"
-    return ProcessInfo(
-        name=folder.name,
-        status=status,
-        segments=len(segment_paths(folder)),
-        started_time_s=float(record.get("started_time_s", np.nan)),
-        ended_time_s=record.get("ended_time_s"),
-        host=str(record.get("host", "")),
-        pid=int(record.get("pid", 0)),
-    )
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

@@ -138,7 +138,7 @@ def test_a_table_takes_no_matrices(run):
 def test_first_and_last_are_counts(run):
     with pytest.raises(ValueError, match="`first` or `last`, not both"):
         run.array("loss", first=1, last=1)
-    with pytest.raises(ValueError, match="must be >= 0. Received: None, -1"):
+    with pytest.raises(ValueError, match=r"must be >= 0. Received: None, -1"):
         run.array("loss", last=-1)
 
 
@@ -187,7 +187,8 @@ def test_status_follows_the_writers(tmp_path, run_python):
     TraceWriter(tmp_path, "a").close()
     assert open_run(tmp_path).status == "finished"
     run_python("from deepinsight.traces import *; import sys, os\n"
-               "w = TraceWriter(sys.argv[1], 'b'); w.record('x', 1, step=0); w.flush(); os._exit(1)",
+               "w = TraceWriter(sys.argv[1], 'b'); w.record('x', 1, step=0)\n"
+               "w.flush(); os._exit(1)",
                tmp_path)  # fmt: skip
     run = open_run(tmp_path)
     assert (run.status, [p.status for p in run.processes]) == ("crashed", ["finished", "crashed"])
@@ -293,7 +294,7 @@ def test_paths_without_a_run_say_what_is_below(run_dir, tmp_path):
     with pytest.raises(TraceError, match=r"run\.json: not valid JSON"):
         open_run(run_dir)
     (run_dir / "run.json").write_text("[]")
-    with pytest.raises(TraceError, match="must hold a JSON object. Received: list"):
+    with pytest.raises(TraceError, match=r"must hold a JSON object. Received: list"):
         open_run(run_dir)
 
 
@@ -326,9 +327,9 @@ def test_open_runs_finds_nested_and_linked_runs_lazily(tmp_path):
     assert runs["latest"].run_id == runs["größe"].run_id
     assert "a" in runs
     assert runs.get("missing") is None
-    with pytest.raises(RunNotFoundError, match="no run 'missing'.*There are: a, a/deep/b"):
+    with pytest.raises(RunNotFoundError, match=r"no run 'missing'.*There are: a, a/deep/b"):
         runs["missing"]
-    with pytest.raises(KeyError, match="no run '../x'"):
+    with pytest.raises(KeyError, match=r"no run '../x'"):
         runs["../x"]
     with pytest.raises(TraceError, match="not valid JSON"):
         runs["broken"]

@@ -131,7 +131,7 @@ def test_a_newer_run_json_is_left_alone(tmp_path):
 def test_a_live_run_is_refused(tmp_path):
     with (
         TraceWriter(tmp_path, "worker-0"),
-        pytest.raises(TraceError, match="still being written by worker-0. Repair it when"),
+        pytest.raises(TraceError, match=r"still being written by worker-0. Repair it when"),
     ):
         repair_run(tmp_path)
 

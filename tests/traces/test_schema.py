@@ -31,7 +31,7 @@ def test_components_that_the_format_uses_are_reserved(part):
 
 
 def test_a_name_too_long_for_hdf5_is_refused():
-    with pytest.raises(ValueError, match="at most 1024 characters. Received: 1025"):
+    with pytest.raises(ValueError, match=r"at most 1024 characters. Received: 1025"):
         check_stream_name("x" * 1025)
 
 
@@ -74,10 +74,11 @@ texts = st.text(
 
 
 @given(
-    unit=texts, description=texts, reduction=texts, axis=texts, labels=st.none() | st.tuples(texts, texts),
+    unit=texts, description=texts, reduction=texts, axis=texts,
+    labels=st.none() | st.tuples(texts, texts),
     details=st.dictionaries(texts, st.none() | st.integers() | texts | st.lists(st.booleans()))
 )  # fmt: skip
-def test_attributes_round_trip(unit, description, reduction, axis, labels, details):
+def test_attributes_round_trip(unit, description, reduction, axis, labels, details):  # noqa: PLR0917
     info = StreamInfo(
         "a/b", (2,), "float16", unit, description, (Axis(axis, labels, unit),), reduction, details
     )
@@ -152,7 +153,8 @@ def test_named_variables_take_their_own_rows_and_open_ends():
 
 @pytest.mark.parametrize(
     "rows",
-    [slice(0, 8, 2), slice(8, 0), slice(-1, 3), slice(2, 2), (1,), (0.0, 2), (None, 5), "ab", 3, None,
+    [slice(0, 8, 2), slice(8, 0), slice(-1, 3), slice(2, 2), (1,), (0.0, 2), (None, 5), "ab", 3,
+     None,
      slice(0, None), {"v": slice(3, 1)}],
 )  # fmt: skip
 def test_rows_that_are_no_forward_range_are_refused(rows):

@@ -169,7 +169,7 @@ def test_plain_h5py_reads_a_segment(tmp_path):
 
 def test_rows_beyond_the_queue_are_counted_in_the_trace_and_warned_of_once(tmp_path):
     writer = TraceWriter(tmp_path, flush_interval_s=60, queue_bytes=1000)
-    with (
+    with (  # noqa: PT031
         writer._write_lock,
         pytest.warns(TraceWarning, match="drops rows: .*queue_bytes") as caught,
     ):
@@ -193,7 +193,7 @@ def test_while_the_disk_is_full_rows_wait_and_then_arrive(tmp_path, monkeypatch)
     assert writer.flush()
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", no_room)
-        with pytest.warns(TraceWarning, match="the disk is full: 1 MiB left") as caught:
+        with pytest.warns(TraceWarning, match="the disk is full: 1 MiB left") as caught:  # noqa: PT031
             for step in range(1, 50):
                 writer.record("x", float(step), step=step)
                 time.sleep(0.002)
@@ -310,7 +310,7 @@ def test_a_small_file_system_fills_up_without_an_error(tmp_path, run_python, spa
 
 def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TraceWriteError, match="cannot be written: .*Choose a folder"):
+    with pytest.raises(TraceWriteError, match=r"cannot be written: .*Choose a folder"):
         TraceWriter(tmp_path / "file" / "run")
 
 
@@ -318,7 +318,7 @@ def test_a_folder_that_vanishes_does_not_end_the_training(tmp_path):
     writer = TraceWriter(tmp_path / "run", flush_interval_s=60)
     writer.record("x", 1.0, step=1)
     shutil.rmtree(tmp_path / "run")
-    with pytest.warns(TraceWarning, match="cannot be written"):
+    with pytest.warns(TraceWarning, match="cannot be written"):  # noqa: PT031
         assert not writer.flush()
         writer.update_metadata(config={"a": 1})
         writer.close()
@@ -327,10 +327,10 @@ def test_a_folder_that_vanishes_does_not_end_the_training(tmp_path):
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "run.json").write_text('{"name": "mine"}')
-    with pytest.raises(TraceError, match="not a DeepInsight run. Choose another folder"):
+    with pytest.raises(TraceError, match=r"not a DeepInsight run. Choose another folder"):
         TraceWriter(tmp_path)
     (tmp_path / "run.json").write_text('{"format": "deepinsight-run", "format_version": 2}')
-    with pytest.raises(TraceError, match="run format version 2; .*Install a newer DeepInsight"):
+    with pytest.raises(TraceError, match=r"run format version 2; .*Install a newer DeepInsight"):
         TraceWriter(tmp_path)
 
 
@@ -361,7 +361,7 @@ def test_a_restart_continues_the_run(tmp_path):
 
 
 def test_an_exception_inside_with_leaves_a_crashed_process(tmp_path):
-    with pytest.raises(ZeroDivisionError, match="by zero"), TraceWriter(tmp_path) as writer:
+    with pytest.raises(ZeroDivisionError, match="by zero"), TraceWriter(tmp_path) as writer:  # noqa: PT012
         writer.record("x", 1.0, step=0)
         writer.record("x", 1 / 0, step=1)
     run = open_run(tmp_path)
@@ -546,7 +546,7 @@ def test_blocks_that_do_not_fit_are_refused(writer):
 def test_a_stream_is_declared_once(writer):
     writer.declare("vector", shape=(3,), dtype="float32")
     with pytest.raises(
-        ValueError, match="holds float32 values of shape .*Record it under another name"
+        ValueError, match=r"holds float32 values of shape .*Record it under another name"
     ):
         writer.declare("vector", shape=(4,), dtype="float32")
 
@@ -576,7 +576,8 @@ def test_short_floats_of_tensorflow_are_stored_as_float32(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"flush_interval_s": 0}, "flush_interval_s=0"), ({"queue_bytes": float("nan")}, "queue_bytes=nan"),
+    [({"flush_interval_s": 0}, "flush_interval_s=0"),
+     ({"queue_bytes": float("nan")}, "queue_bytes=nan"),
      ({"segment_bytes": -1}, "segment_bytes=-1"), ({"process": "a/b"}, "process='a/b'"),
      ({"process": ""}, "process=''"), ({"process": ".x"}, "process='.x'"),
      ({"feature_groups": {"g": 3}}, "Feature group 'g'")],
