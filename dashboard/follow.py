@@ -158,11 +158,23 @@ def figure_or_reason(draw: Callable[..., go.Figure]) -> Callable[..., Drawn]:
         except Exception:
             _LOG.exception("%s cannot be drawn", draw.__name__)
             figure = empty_figure("Nothing to show", _UNREADABLE)
-        revision = "" if is_empty_figure(figure) else str(figure.layout.uirevision)
+        revision = "" if is_empty_figure(figure) else revision_of(figure, arguments[0])
+        figure.update_layout(uirevision=revision)
         shown = keep_view(figure) if revision and revision == arguments[-1] else figure
         return shown, {"height": f"{figure.layout.height}px"}, revision
 
     return drawn
+
+
+def revision_of(figure: go.Figure, subject: object) -> str:
+    """What the user's zoom belongs to: the figure's own revision, of the runs that are selected.
+
+    Args:
+        figure: The figure.
+        subject: The callback's first argument: a run's key, several, or a snapshot that names one.
+    """
+    runs = subject.get("run") if isinstance(subject, dict) else subject
+    return f"{runs}:{figure.layout.uirevision}"
 
 
 def keep_view(figure: go.Figure) -> Patch:

@@ -393,6 +393,6 @@ def _boundary(row: float) -> dict[str, Any]:
         "xref": "x domain",
         "y0": row,
         "y1": row,
-        "line": {"color": INK, "width": 1, "dash": "dot"},
-        "opacity": 0.4,
+        "line": {"color": INK, "width": 1},
+        "opacity": 0.45,
     }

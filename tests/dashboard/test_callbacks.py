@@ -294,13 +294,34 @@ def test_the_same_figure_with_more_rows_leaves_the_axes_ranges_to_the_page(clien
     inputs = [["auc-run.value", "ctr-async"], ["auc-version.data", None]]
     whole = ask(client, "auc-history", inputs, "another").json["response"]
     revision = whole["auc-history-revision"]["data"]
-    assert revision == "ctr-async/auc"
+    assert revision == "ctr-async:ctr-async/auc"
     assert whole["auc-history"]["figure"]["data"]
     again = ask(client, "auc-history", inputs, revision).json["response"]["auc-history"]["figure"]
     operations = {tuple(each["location"]): each["params"] for each in again["operations"]}
     assert operations["data",]["value"] == whole["auc-history"]["figure"]["data"]
     assert ("layout", "xaxis", "title") in operations
     assert not [place for place in operations if place[-1] in ("range", "autorange", "template")]
+
+
+def test_a_run_of_the_same_name_elsewhere_is_another_revision(client, ask):
+    revisions = {
+        ask(client, "auc-train-loss", [["auc-run.value", key], ["auc-version.data", None]]).json[
+            "response"
+        ]["auc-train-loss-revision"]["data"]
+        for key in ("ctr-async", "link-in", "keras")
+    }
+    assert len(revisions) == 3
+    steps = (0, 100)
+    snapshots = [{"run": "ctr-async", "variable": "fc1/kernel", "step": step} for step in steps]
+    heatmaps = {
+        ask(
+            client,
+            "weights-heatmap",
+            [["weights-snapshot.data", snapshot], ["weights-colours.value", "run"]],
+        ).json["response"]["weights-heatmap-revision"]["data"]
+        for snapshot in snapshots
+    }
+    assert len(heatmaps) == 1
 
 
 def test_an_empty_figure_has_no_revision(client, ask):
