@@ -410,6 +410,8 @@ def test_a_forked_child_leaves_the_trace_to_its_parent(tmp_path, run_python):
                         assert "forked child" in str(error)
                     writer.flush(); writer.close()
                     time.sleep(0.2)
+                    if writer._output._segment:
+                        writer._output._segment._file.close()  # as the interpreter's end may
                     sys.exit(0)
                 children.append(pid)
             time.sleep(0.002)
