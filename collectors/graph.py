@@ -195,7 +195,7 @@ def step_readings(tf: Any, global_step: Any) -> list[StepReading]:
     """How to read the global step after a training step; the first reading that applies is best.
 
     Where the run increments the step itself, it is read after that. Under ``SyncReplicasOptimizer``
-    the chief increments it, and a worker learns it from the token that ends its step.
+    the chief increments it, and it is read after the token that ends a worker's step.
     """
     graph = global_step.graph
     handle = _handle_op(global_step)
@@ -214,7 +214,8 @@ def step_readings(tf: Any, global_step: Any) -> list[StepReading]:
         if increments or (op.type in _ASSIGNS and _is_token(op, origin)):
             with graph.control_dependencies([op]), tf.device(op.device):
                 adds = tf.get_static_value(op.inputs[1]) if increments else None
-                reading = StepReading(_read(tf, origin), op, None if adds is None else int(adds))
+                read = _read(tf, _handle_op(global_step))
+                reading = StepReading(read, op, None if adds is None else int(adds))
                 readings.append(reading)
     readings.append(StepReading(_plain_read(tf, global_step), None))
     return readings

@@ -114,19 +114,11 @@ class TraceCallback(keras.callbacks.Callback):
         """Open the trace and attach to the optimizer."""
         self._detach()
         optimizer = innermost(getattr(self.model, "optimizer", None))
-        variables = self._variables()
-        self._tf_variables = [(info, v.value) for info, v in variables]
-        if self._snapshot is None or not self._snapshot.holds(self._tf_variables):
-            self._snapshot = Snapshot(self._tf_variables)
         self._writer = TraceWriter(
             self._run_dir,
             self._process,
             config=self._config,
             feature_groups=self._feature_groups,
-            variables={
-                info.name: {"shape": list(info.shape), "dtype": str(v.dtype), "device": info.device}
-                for info, v in variables
-            },
         )
         self._recording = Recording(
             self._writer,
@@ -141,17 +133,14 @@ class TraceCallback(keras.callbacks.Callback):
         self._counter = getattr(optimizer, "_iterations", None)
         self._accumulation = getattr(optimizer, "gradient_accumulation_steps", None) or 1
         if self._attachment is None or not self._attachment.fits(self.model, optimizer):
-            self._attachment = Attachment(self.model, optimizer, variables, self._probes)
+            self._attachment = Attachment(self.model, optimizer, self._variables, self._probes)
         self._attachment.attach()
         if self._attachment.refusal is not None:
             error = RuntimeError(f"Gradients are not recorded {self._attachment.refusal}.")
             self._recording.failed(None, error)
-        offered = frozenset({WEIGHT})
-        if self._attachment.gradients:
-            offered |= {GRADIENT, WEIGHT_BEFORE}
-        step = self._iteration() // self._accumulation
-        streams = [(info, offered) for info, _ in variables]
-        self._recording.start(step, streams, self._samples_before)
+        self._started, self._began_s = False, time.time()
+        if self.model.trainable_variables:
+            self._start()
         scalars = [p for p in self._probes if isinstance(p, Scalars)]
         self._logs = [EpochLogs(p, self._writer, self._recording) for p in scalars]
         self._first_iteration = self._iteration()
@@ -160,6 +149,25 @@ class TraceCallback(keras.callbacks.Callback):
         self._pending: _Execution | None = None
         self._hook_s, self._last_end = 0.0, time.perf_counter()
         self._fits += 1
+
+    def _start(self) -> None:
+        """Declare the streams; for a model that was not built yet, after its first execution."""
+        variables = self._variables()
+        self._tf_variables = [(info, v.value) for info, v in variables]
+        if self._snapshot is None or not self._snapshot.holds(self._tf_variables):
+            self._snapshot = Snapshot(self._tf_variables)
+        described = {
+            info.name: {"shape": list(info.shape), "dtype": str(v.dtype), "device": info.device}
+            for info, v in variables
+        }
+        self._writer.update_metadata(variables=described)
+        offered = frozenset({WEIGHT})
+        if self._attachment.gradients:
+            offered |= {GRADIENT, WEIGHT_BEFORE}
+        step = self._iteration() // self._accumulation
+        streams = [(info, offered) for info, _ in variables]
+        self._recording.start(step, streams, self._samples_before, self._began_s)
+        self._started = True
 
     def _variables(self) -> list[tuple[Variable, Any]]:
         """Trainable floating-point variables; names without the model's own, which is arbitrary."""
@@ -214,7 +222,7 @@ class TraceCallback(keras.callbacks.Callback):
                 step = min(multiple, last // self._accumulation)
             for probe in gradients:
                 self._attachment.request(probe, step * self._accumulation - 1)
-                if self._execution_steps == 1:
+                if self._execution_steps == 1 and self._started:
                     names = frozenset(
                         i.name for i, _ in self._tf_variables if probe.wants_before(i)
                     )
@@ -227,6 +235,8 @@ class TraceCallback(keras.callbacks.Callback):
         if pending is None:
             return
         run_s = now - self._last_end
+        if not self._started:
+            self._start()
         step = pending.last // self._accumulation
         if pending.due and self._counter is not None:
             step = self._iteration() // self._accumulation

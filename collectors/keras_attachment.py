@@ -1,7 +1,7 @@
 """What the Keras callback changes on a model while it trains, and puts back after."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class Attachment:
         self,
         model: Any,
         optimizer: Any,
-        variables: Sequence[tuple[Variable, Any]],
+        describe: Callable[[], Sequence[tuple[Variable, Any]]],
         probes: Sequence[Probe],
     ) -> None:
         self._model, self._optimizer = model, optimizer
@@ -48,7 +48,7 @@ class Attachment:
             for probe in wanted:
                 inside = self._steps > 1 and probe.update_ratio
                 self._captures[id(probe)] = GradientCapture(
-                    optimizer, variables, probe, inside=inside
+                    optimizer, describe, probe, inside=inside
                 )
         if any(p.wants_predictions for p in probes):
             self._predictions = PredictionCapture(

@@ -24,7 +24,8 @@ class GradientCapture:
 
     Args:
         optimizer: The optimizer whose ``apply`` receives the gradients.
-        variables: Pairs of description and Keras variable.
+        describe: Gives pairs of description and Keras variable; a model may make its variables only
+            when its step is traced.
         probe: The probe that measures.
         inside: Whether the update ratio is measured inside the step.
     """
@@ -32,31 +33,42 @@ class GradientCapture:
     def __init__(
         self,
         optimizer: Any,
-        variables: Sequence[tuple[Variable, Any]],
+        describe: Callable[[], Sequence[tuple[Variable, Any]]],
         probe: Gradients,
         *,
         inside: bool,
     ) -> None:
         self.optimizer, self.probe = optimizer, probe
-        self._variables = [(info, v) for info, v in variables if probe.accepts(info)]
-        self._places = {id(v): i for i, (_, v) in enumerate(self._variables)}
+        self._describe, self._inside = describe, inside
         self._xp = TensorFlowArrays(static_shapes=True)
-        count = max(len(self._variables), 1)
-        self._target = tf.Variable(_NEVER, dtype=tf.int64, trainable=False)
-        self._captured = tf.Variable(_NEVER, dtype=tf.int64, trainable=False)
-        self._norms = tf.Variable(tf.fill([count], tf.constant(np.nan, tf.float64)), False)
-        self._ratios = tf.Variable(tf.fill([count], tf.constant(np.nan, tf.float64)), False)
+        self._variables: list[tuple[Variable, Any]] = []
+        self._places: dict[int, int] = {}
         self._with_gradient: set[int] = set()
         self._shadows: dict[int, Any] = {}
-        if inside:
-            for i, (info, v) in enumerate(self._variables):
-                if probe.wants_before(info):
-                    self._shadows[i] = tf.Variable(tf.convert_to_tensor(v.value), trainable=False)
+        self._requested = _NEVER
+        self._target = tf.Variable(_NEVER, dtype=tf.int64, trainable=False)
+        self._captured = tf.Variable(_NEVER, dtype=tf.int64, trainable=False)
+        self._norms = self._ratios = None
+
+    def _build(self) -> None:
+        """Make the variables that hold what is captured; outside of the graph being traced."""
+        probe = self.probe
+        self._variables = [(info, v) for info, v in self._describe() if probe.accepts(info)]
+        self._places = {id(v): i for i, (_, v) in enumerate(self._variables)}
+        nothing = tf.fill([max(len(self._variables), 1)], tf.constant(np.nan, tf.float64))
+        self._norms = tf.Variable(nothing, trainable=False)
+        self._ratios = tf.Variable(nothing, trainable=False)
+        for i, (info, v) in enumerate(self._variables):
+            if self._inside and probe.wants_before(info):
+                self._shadows[i] = tf.Variable(tf.convert_to_tensor(v.value), trainable=False)
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``optimizer.apply`` with the capture before and after it."""
 
         def apply(grads: Any, trainable_variables: Any = None) -> Any:
+            if self._norms is None:
+                with tf.init_scope():
+                    self._build()
             grads = list(grads)
             variables = trainable_variables
             if variables is None:
@@ -106,13 +118,16 @@ class GradientCapture:
 
     def request(self, iteration: int) -> None:
         """Capture in the call of ``apply`` that begins at this value of the iteration counter."""
+        self._requested = iteration
         self._target.assign(iteration)
 
     def take(self) -> list[Measured]:
         """What was captured in the requested call; nothing if that call did not come."""
-        target = int(self._target.numpy())
+        target, self._requested = self._requested, _NEVER
+        if target == _NEVER or self._norms is None:
+            return []
         self._target.assign(_NEVER)
-        if target == _NEVER or int(self._captured.numpy()) != target:
+        if int(self._captured.numpy()) != target:
             return []
         norms = self._norms.numpy()
         ratios = self._ratios.numpy() if self._shadows else None
