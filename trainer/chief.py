@@ -51,6 +51,14 @@ class Chores:
         self._path = str(Path(checkpoint_dir(options.run_dir)) / "model")
         self._evaluated = self._saved = -1
         self._step = start
+        for part, examples in (
+            ("eval", "the held-out part"),
+            ("train", "a fixed sample of the training part"),
+        ):
+            for name, unit in (("loss", "nat"), ("auc", "1")):
+                hook.writer.declare(
+                    f"{part}/{name}", unit=unit, description=f"Evaluated on {examples}."
+                )
 
     def at(self, session: v1.Session, step: int) -> None:
         """Do what is due between the last step that was seen and this one."""
@@ -83,16 +91,9 @@ class Chores:
         )
         held_out = evaluate(logits, self._data.held_out(position))
         training = evaluate(logits, self._data.training_sample(position))
-        sample = "a fixed sample of the training part"
-        for name, value, unit, where in (
-            ("eval/loss", held_out.loss, "nat", "the held-out part"),
-            ("eval/auc", held_out.auc, "1", "the held-out part"),
-            ("train/loss", training.loss, "nat", sample),
-            ("train/auc", training.auc, "1", sample),
-        ):
-            self._hook.writer.record(
-                name, value, step=step, unit=unit, description=f"Evaluated on {where}."
-            )
+        for part, result in (("eval", held_out), ("train", training)):
+            self._hook.writer.record(f"{part}/loss", result.loss, step=step)
+            self._hook.writer.record(f"{part}/auc", result.auc, step=step)
         self._evaluated = step
         self._report(
             {

@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -78,7 +79,7 @@ def _add_model(group: Any) -> None:
         metavar="N,N,…",
         help="widths of the tower (default: dense 256,128,64,32; wide-deep 64,32)",
     )
-    group.add_argument("--embedding-dim", type=int, help="wide-deep (default: 8)")
+    group.add_argument("--embedding-dim", type=int, help="wide-deep (default: 16)")
     group.add_argument("--input-width", type=int, help="dense: input columns (default: 1130)")
     group.add_argument("--optimizer", choices=known.OPTIMIZERS, help="(default: adagrad)")
     rates = ", ".join(f"{name} {rate}" for name, rate in known.DEFAULT_LEARNING_RATES.items())
@@ -234,7 +235,8 @@ def _run_alone(options: Options) -> NoReturn:
     display = Display(options.steps)
     _quiet()
     termination = Termination()
-    _train(options, None, display, termination, time.time())
+    with _notices_to(Path(options.run_dir) / "logs" / "main.log"):
+        _train(options, None, display, termination, time.time())
     display.clear()
     if termination.requested.is_set():
         display.line(f"ended by a signal; the run is in {options.run_dir}.")
@@ -242,6 +244,20 @@ def _run_alone(options: Options) -> NoReturn:
         for line in summary(display, options.run_dir, _bayes_auc(options)):
             display.line(line)
     _leave(termination.exit_status)
+
+
+@contextmanager
+def _notices_to(log: Path) -> Iterator[None]:
+    """Have what is written to standard error, TensorFlow's notices, go to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    terminal = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
 
 
 def _run_task(options: Options, topology: Topology) -> NoReturn:
@@ -324,6 +340,7 @@ def _quiet() -> None:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # not its notes on deprecation
 
 
 def _leave(status: int) -> NoReturn:

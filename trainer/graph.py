@@ -6,7 +6,7 @@ Everything a step has to say comes back in one `Session.run` and, however many v
 are, in one message from each parameter server.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ class TrainingGraph:
     global_step: tf.Variable
 
 
-def device_function(replica: Replica):
+def device_function(replica: Replica) -> Callable[[tf.Operation], str] | None:
     """Variables to the parameter servers, the emptiest first; everything else to the worker."""
     if not replica.ps:
         return None

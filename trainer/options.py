@@ -15,9 +15,9 @@ SYNCHRONIZATIONS = ("async", "sync")
 DEFAULT_LEARNING_RATES = {
     "sgd": 0.1,
     "momentum": 0.02,
-    "adagrad": 0.05,
+    "adagrad": 0.1,
     "adam": 0.001,
-    "ftrl": 0.05,
+    "ftrl": 0.1,
 }
 DEFAULT_HIDDEN = {"dense": (256, 128, 64, 32), "wide-deep": (64, 32)}
 
@@ -50,7 +50,7 @@ class Options:
     run_dir: str
     model: str = "wide-deep"
     hidden: tuple[int, ...] = ()
-    embedding_dim: int = 8
+    embedding_dim: int = 16
     input_width: int = 1130
     data: str = "digits"
     data_path: str | None = None

@@ -15,7 +15,7 @@ STOP_GRACE_S = 0.1  # the chief's thread for rounds ends only when its session i
 class _WorkerSessionCreator(v1.train.WorkerSessionCreator):
     """Looks for the chief's variables five times a second; TensorFlow's own looks every 30 s."""
 
-    def _get_session_manager(self):
+    def _get_session_manager(self) -> v1.train.SessionManager:
         if self._session_manager is None:
             self._session_manager = v1.train.SessionManager(
                 local_init_op=self._scaffold.local_init_op,

@@ -86,11 +86,25 @@ class Worker:
             )
             with session:
                 self._termination.before_forced_end(hook.writer.close)
+                self._declare(hook)
                 start = self._begin(session, graph)
                 chores = self._chores(graph, hook, saver, start) if self._chief else None
                 reason = self._train(session, graph, hook, chores, start)
                 self._part(session, graph, parting, chores)
                 self._report(self._done_event(reason))
+
+    def _declare(self, hook: TraceHook) -> None:
+        """Say what will be recorded beside the hook; a late stream costs a new segment."""
+        declare = hook.writer.declare
+        declare("startup/imports", unit="s", description="Imports in this process.")
+        declare("startup/first_step", unit="s", description="Launch to the end of the first step.")
+        if self._options.synchronization == "sync":
+            declare(
+                "sync/dropped_gradients",
+                unit="gradients",
+                description="Gradients of this worker that came after the end of their round, "
+                "since the process began.",
+            )
 
     def _chores(
         self, graph: TrainingGraph, hook: TraceHook, saver: v1.train.Saver, start: int
@@ -214,30 +228,17 @@ class Worker:
             before = self._dropped.count if self._pushes > 1 else None
             self._dropped.update(int(out["step"]), out["decided"])
             if self._dropped.count != before or not self._pushes % DROPPED_EVERY:
-                self._record_dropped(hook, self._dropped.count, step)
+                hook.writer.record("sync/dropped_gradients", float(self._dropped.count), step=step)
             step = max(step, self._dropped.round)
         if now - self._reported_s > REPORT_EVERY_S:
             self._reported_s = now
             self._report({"kind": "step", "step": step, "loss": float(out["loss"])})
         return step
 
-    def _record_dropped(self, hook: TraceHook, count: int, step: int) -> None:
-        hook.writer.record(
-            "sync/dropped_gradients",
-            float(count),
-            step=step,
-            unit="gradients",
-            description="Gradients of this worker that came after the end of their round, since "
-            "the process began.",
-        )
-
     def _report_start(self, hook: TraceHook, step: int, now: float) -> None:
         startup = now - self._launched_s
-        for name, value, description in (
-            ("startup/imports", self._import_s, "Time that imports took in this process."),
-            ("startup/first_step", startup, "From launch to the end of the first step."),
-        ):
-            hook.writer.record(name, value, step=step, unit="s", description=description)
+        hook.writer.record("startup/imports", self._import_s, step=step)
+        hook.writer.record("startup/first_step", startup, step=step)
         self._report(
             {
                 "kind": "started",

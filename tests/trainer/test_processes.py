@@ -248,6 +248,28 @@ def test_ctrl_c_ends_everything_and_the_run_can_be_resumed(endless):
     assert (run.path / "checkpoints" / "checkpoint").exists()
 
 
+def test_ctrl_c_ends_a_single_process_too(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "--run-dir", str(tmp_path / "run"), *ENDLESS, "--ps", "0", "--workers", "1"],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process:
+        try:
+            for line in process.stdout:
+                if "first step" in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=2 * END_S)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert output == f"ended by a signal; the run is in {tmp_path / 'run'}.\n"
+    assert (tmp_path / "run" / "checkpoints" / "checkpoint").exists()
+
+
 def test_a_killed_launcher_leaves_no_orphan(endless):
     run = endless()
     children = run.children()

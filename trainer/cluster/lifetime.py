@@ -5,11 +5,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 PARENT_VARIABLE = "DEEPINSIGHT_PARENT_PID"
 GRACE_S = 2.0
 PR_SET_PDEATHSIG = 1
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def die_with_parent() -> None:
@@ -29,19 +31,23 @@ def die_with_parent() -> None:
 class Termination:
     """Turns SIGINT and SIGTERM into a request to stop, also while TensorFlow blocks.
 
-    A handler would run only when ``Session.run`` returns, which it may never do once another
-    process is gone. So a thread of its own waits for the signals: it sets `requested`, and when the
-    process is still there `GRACE_S` later, it runs the last acts and ends the process.
+    A Python handler runs only when ``Session.run`` returns, which it may never do once another
+    process is gone. So the interpreter's C handler wakes a thread of its own: it sets `requested`,
+    and when the process is still there `GRACE_S` later, it runs the last acts and ends the process.
 
-    Make it in the main thread before any other thread starts: threads inherit the signal mask.
+    Make it in the main thread. A signal that the process was started to ignore stays ignored.
     """
 
     def __init__(self) -> None:
         self.requested = threading.Event()
         self.signal: int | None = None
         self._last_acts: list[Callable[[], None]] = []
-        self._signals = {signal.SIGTERM, signal.SIGINT}
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        self._woken, waking = os.pipe()
+        os.set_blocking(waking, False)
+        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: None)
         threading.Thread(target=self._wait, name="termination", daemon=True).start()
 
     def before_forced_end(self, act: Callable[[], None]) -> None:
@@ -54,10 +60,12 @@ class Termination:
         return 0 if self.signal is None else 128 + self.signal
 
     def _wait(self) -> None:
-        self.signal = signal.sigwait(self._signals)
+        number = 0
+        while number not in SIGNALS:
+            number = os.read(self._woken, 1)[0]
+        self.signal = number
         self.requested.set()
-        timer = threading.Event()
-        timer.wait(GRACE_S)
+        time.sleep(GRACE_S)
         helper = threading.Thread(target=self._act, daemon=True)
         helper.start()
         helper.join(GRACE_S / 2)

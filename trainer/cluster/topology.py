@@ -100,7 +100,7 @@ def _topology(cluster: Mapping[str, Sequence[str]], job: str, index: int) -> Top
     return Topology(ps, workers, "worker" if job == "chief" else job, index)
 
 
-def wait_for_servers(addresses: Sequence[str], timeout_s: float = 120.0) -> None:
+def wait_for_servers(addresses: Sequence[str], timeout_s: float = 600.0) -> None:
     """Wait until every address accepts a connection.
 
     A TensorFlow session that is opened too early backs off for seconds; this does not.

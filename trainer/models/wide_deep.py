@@ -23,7 +23,7 @@ from deepinsight.trainer.models.base import (
     tower_logits,
 )
 
-EMBEDDING_STDDEV = 0.1
+EMBEDDING_STDDEV = 0.05
 
 
 class WideDeep(Model):
