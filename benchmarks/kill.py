@@ -36,12 +36,11 @@ from deepinsight.traces import TraceWriter, open_run
 FLUSH_WINDOW_S = 0.2
 FLUSH_EVERY = 23
 LATE_AFTER = 40
-LONGEST_LIFE_S = 0.8
-# Name -> (number of scalar streams, shape of the array or None, pause after a step in seconds).
-MODES: dict[str, tuple[int, tuple[int, ...] | None, float]] = {
-    "scalars": (3, None, 0.0002),
-    "arrays": (1, (256, 256), 0.002),
-    "200 streams": (200, (40, 25), 0.002),
+# Name -> (scalar streams, shape of the array or None, pause after a step and longest life in s).
+MODES: dict[str, tuple[int, tuple[int, ...] | None, float, float]] = {
+    "scalars": (3, None, 0.0002, 0.6),
+    "arrays": (1, (256, 256), 0.002, 0.8),
+    "200 streams": (200, (40, 25), 0.002, 2.5),
 }
 
 
@@ -76,7 +75,7 @@ def record_until_killed(
     run_dir: str, mode: str, first_step: int, segment_bytes: int, log: int
 ) -> None:
     """Record forever; each explicit flush writes the last step before it to ``log``."""
-    streams, shape, pause_s = MODES[mode]
+    streams, shape, pause_s, _ = MODES[mode]
     writer = TraceWriter(
         run_dir, "worker-0", flush_interval_s=FLUSH_WINDOW_S, segment_bytes=segment_bytes
     )
@@ -129,7 +128,7 @@ def check(
     killed_at_s: float,
 ) -> Tally:
     """Compare the rows of the last life, which began at ``first_step``, with what it recorded."""
-    streams, shape, _ = MODES[mode]
+    streams, shape, *_ = MODES[mode]
     tally = Tally(kills=1)
     newest_s = began_s
     with open_run(run_dir) as run:
@@ -168,7 +167,7 @@ def kill_many(kills: int, seed: int, folder: Path) -> dict[str, Tally]:
         segment_bytes = chance.choice([256 << 10, 1 << 30])
         began_s = time.time()
         flushed_step, killed_at_s = kill_one(
-            run_dir, mode, first_step, segment_bytes, chance.uniform(0, LONGEST_LIFE_S)
+            run_dir, mode, first_step, segment_bytes, chance.uniform(0, MODES[mode][3])
         )
         tallies[mode].add(
             check(
