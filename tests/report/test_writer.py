@@ -140,6 +140,15 @@ def test_a_failure_leaves_the_older_file_and_no_rest(runs_folder, tmp_path, monk
     assert os.listdir(tmp_path) == ["report.html"]
 
 
+def test_whoever_reads_the_older_report_keeps_it_whole(runs_folder, tmp_path):
+    target = tmp_path / "report.html"
+    target.write_text("older")
+    with target.open() as reader:
+        write_report([runs_folder / "keras"], target)
+        assert reader.read() == "older"
+    assert target.read_text("utf-8").endswith("</html>\n")
+
+
 @pytest.mark.parametrize(
     ("output", "message"),
     [("missing/report.html", "in a folder that exists"), (".", "must be a file")],
