@@ -120,7 +120,8 @@ def _add_cluster(group: Any) -> None:
     group.add_argument(
         "--barrier-timeout",
         type=float,
-        help="seconds that the chief waits at the end while no one makes a step (default: 60)",
+        help="seconds that workers wait for each other at the start, and the chief at the end "
+        "while no one makes a step (default: 60)",
     )
 
 
@@ -264,7 +265,7 @@ def _run_task(options: Options, topology: Topology) -> NoReturn:
     """Be one process of a cluster."""
     _quiet()
     if topology.job == "ps":
-        _import("deepinsight.trainer.cluster.parting").serve(topology)
+        _import("deepinsight.trainer.cluster.barriers").serve(topology)
         _leave(0)
     termination = Termination()
     events = os.environ.get(EVENTS_VARIABLE)

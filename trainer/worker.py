@@ -10,8 +10,8 @@ import tensorflow as tf
 from deepinsight.collectors import TraceHook, probes, trace_tensor
 from deepinsight.traces import Axis
 from deepinsight.trainer.chief import Chores, checkpoint_dir
+from deepinsight.trainer.cluster.barriers import Barriers, server_config
 from deepinsight.trainer.cluster.lifetime import Termination
-from deepinsight.trainer.cluster.parting import Parting, server_config
 from deepinsight.trainer.cluster.topology import Topology, wait_for_servers
 from deepinsight.trainer.data import Batch, DataSet
 from deepinsight.trainer.dropped import DroppedGradients
@@ -71,7 +71,7 @@ class Worker:
         target, filters = self._start_server()
         with tf.Graph().as_default():
             graph = build_graph(self._options, self._data, self._replica)
-            parting = Parting(self._topology) if self._topology else None
+            barriers = Barriers(self._topology) if self._topology else None
             hook = self._trace_hook(graph)
             hooks = [hook]
             if graph.push.sync is not None:
@@ -88,9 +88,15 @@ class Worker:
                 self._termination.before_forced_end(hook.writer.close)
                 self._declare(hook)
                 start = self._begin(session, graph)
+                if barriers is not None:
+                    barriers.wait_for_start(
+                        _plain(session),
+                        self._termination.requested,
+                        self._options.barrier_timeout,
+                    )
                 chores = self._chores(graph, hook, saver, start) if self._chief else None
                 reason = self._train(session, graph, hook, chores, start)
-                self._part(session, graph, parting, chores)
+                self._part(session, graph, barriers, chores)
                 self._report(self._done_event(reason))
 
     def _declare(self, hook: TraceHook) -> None:
@@ -252,7 +258,7 @@ class Worker:
         self,
         session: v1.train.MonitoredSession,
         graph: TrainingGraph,
-        parting: Parting | None,
+        barriers: Barriers | None,
         chores: Chores | None,
     ) -> None:
         """Leave the cluster: at once as a worker, last as the chief."""
@@ -261,14 +267,19 @@ class Worker:
         if graph.push.sync is not None and not interrupted:
             plain.run(graph.push.sync.leave_op)
         if chores is None:
-            if parting is not None:
-                plain.run(parting.done_op)
+            if barriers is not None:
+                plain.run(barriers.done_op)
             return
-        if parting is not None and not interrupted:
-            parting.wait_for_others(plain, graph.global_step, self._options.barrier_timeout)
+        if barriers is not None and not interrupted:
+            barriers.wait_for_others(
+                plain,
+                graph.global_step,
+                self._termination.requested,
+                self._options.barrier_timeout,
+            )
         chores.finish(plain, interrupted)
-        if parting is not None:
-            parting.stop_servers(plain)
+        if barriers is not None:
+            barriers.stop_servers(plain)
 
     def _done_event(self, reason: str) -> dict[str, Any]:
         first = self._first or (0, 0.0)

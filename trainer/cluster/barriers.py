@@ -1,21 +1,26 @@
-"""How the processes of a cluster end: nobody leaves while another still needs it.
+"""How the processes of a cluster begin and end together.
 
-Workers do not talk to each other (their sessions see the parameter servers and themselves only),
-so a worker may leave as soon as it is done; it says so in a queue on the first parameter server.
-The chief waits for all, evaluates and saves, and then tells every parameter server to stop. A
-TensorFlow server that exits under a session would hang that session; that is why the servers wait
-a moment more.
+Every worker waits before its first step until all are ready, so that all take part however short
+the run is.
+
+Nobody leaves while another still needs it. Workers do not talk to each other (their sessions see
+the parameter servers and themselves only), so a worker may leave as soon as it is done; it says so
+in a queue on the first parameter server. The chief waits for all, evaluates and saves, and then
+tells every parameter server to stop. A TensorFlow server that exits under a session would hang
+that session; that is why the servers wait a moment more.
 """
 
 import logging
 import time
+from threading import Event
 
 import tensorflow as tf
 
 from deepinsight.trainer.cluster.topology import Topology
 
 v1 = tf.compat.v1
-POLL_S = 0.1
+POLL_S = 0.05
+SERVER_POLL_S = 0.2
 GRACE_S = 3.0  # between the word to stop and the end of a parameter server
 CAPACITY = 1 << 16
 
@@ -38,10 +43,10 @@ def server_config(*, device_filters: tuple[str, ...] = ()) -> v1.ConfigProto:
 
 def _queue(name: str, ps: int) -> tf.queue.QueueBase:
     with tf.device(f"/job:ps/task:{ps}"):
-        return tf.queue.FIFOQueue(CAPACITY, [tf.int64], shapes=[()], shared_name=f"parting/{name}")
+        return tf.queue.FIFOQueue(CAPACITY, [tf.int64], shapes=[()], shared_name=f"barriers/{name}")
 
 
-class Parting:
+class Barriers:
     """A worker's side, built into its graph.
 
     Args:
@@ -49,42 +54,63 @@ class Parting:
     """
 
     def __init__(self, topology: Topology) -> None:
-        self._others = len(topology.workers) - 1
-        done = _queue("done", 0)
+        self._workers = len(topology.workers)
+        ready, done = _queue("ready", 0), _queue("done", 0)
         index = tf.constant(topology.index, tf.int64)
+        self._ready_op, self._ready_count = ready.enqueue(index), ready.size()
         self.done_op = done.enqueue(index)
         self._done_count = done.size()
         self._stop_op = tf.group(
             *(_queue(f"stop-{k}", k).enqueue(index) for k in range(len(topology.ps)))
         )
 
+    def wait_for_start(self, session: v1.Session, stop: Event, timeout_s: float) -> None:
+        """Wait until all workers are ready; one that was started again finds that they are.
+
+        Args:
+            session: A session without hooks.
+            stop: Ends the wait.
+            timeout_s: After so long, begin without those that are not ready.
+        """
+        session.run(self._ready_op)
+        end = time.monotonic() + timeout_s
+        while (ready := session.run(self._ready_count)) < self._workers:
+            if stop.is_set():
+                return
+            if time.monotonic() > end:
+                log.warning(
+                    "%d of %d workers are ready after %.0f s: beginning without the others.",
+                    ready, self._workers, timeout_s,
+                )  # fmt: skip
+                return
+            time.sleep(POLL_S)
+
     def wait_for_others(
-        self, session: v1.Session, global_step: tf.Variable, timeout_s: float
-    ) -> bool:
+        self, session: v1.Session, global_step: tf.Variable, stop: Event, timeout_s: float
+    ) -> None:
         """The chief waits until all other workers are done.
 
         Args:
             session: A session without hooks.
             global_step: As long as it rises, others are at work.
+            stop: Ends the wait.
             timeout_s: How long to wait without a sign of life.
-
-        Returns:
-            Whether all are done; False if they were waited for in vain.
         """
+        others = self._workers - 1
         seen, since = -1, time.monotonic()
-        while True:
+        while not stop.is_set():
             done, step = session.run([self._done_count, global_step])
-            if done >= self._others:
-                return True
+            if done >= others:
+                return
             if step != seen:
                 seen, since = step, time.monotonic()
             if time.monotonic() - since > timeout_s:
                 log.warning(
                     "%d of %d other workers did not finish, and the global step stands still for "
                     "%.0f s: going on without them.",
-                    self._others - done, self._others, timeout_s,
+                    others - done, others, timeout_s,
                 )  # fmt: skip
-                return False
+                return
             time.sleep(POLL_S)
 
     def stop_servers(self, session: v1.Session) -> None:
@@ -104,5 +130,5 @@ def serve(topology: Topology) -> None:
         config = server_config(device_filters=(own,))
         with v1.Session(server.target, config=config) as session:
             while not session.run(count):
-                time.sleep(POLL_S)
+                time.sleep(SERVER_POLL_S)
     time.sleep(GRACE_S)
