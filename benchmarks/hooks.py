@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,9 @@ def main(argv: list[str] | None = None) -> int:
                 variant.session.close()
                 base.session.close()
         for key, callbacks in _keras_callbacks(folder).items():
-            if arguments.only in key:
+            if key.startswith("keras_tensorboard") and not find_spec("tensorboard"):
+                print(f"{key:38} skipped: pip install tensorboard")
+            elif arguments.only in key:
                 _report(results, key, _keras_pairs(callbacks, pairs, turns))
     print("RESULT " + json.dumps({k: round(v, 4) for k, v in results.items()}))
     return 0

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from deepinsight.collectors.arrays import TensorFlowArrays
 from deepinsight.collectors.probes.base import Probe, Variable
 
 
@@ -70,8 +69,3 @@ def pack(tf: Any, measured: Sequence[tuple[Probe, Variable, Mapping[str, Any]]])
             parts = pieces[key]
             target.tensor = tf.concat(parts, 0) if len(parts) > 1 else parts[0]
     return list(packs.values())
-
-
-def tensorflow_arrays() -> TensorFlowArrays:
-    """TensorFlow's array operations."""
-    return TensorFlowArrays()

@@ -91,7 +91,7 @@ class SessionPlan:
         identity: str,
     ) -> None:
         self.graph = graph
-        self.failures: list[tuple[Probe, Exception]] = []
+        self.failures: list[tuple[Probe | None, Exception]] = []
         self.norms: list[Norm] = []
         self.snapshots: list[Pack] = []
         self.saves: dict[int, list[Any]] = {}
@@ -145,7 +145,16 @@ class SessionPlan:
         triggers |= {r.trigger for r in readings if r.trigger is not None}
         for op in self.graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP):
             triggers.add(getattr(op, "op", op))
+        for probe in probes:
+            if isinstance(probe, Gradients) and probe.grads_and_vars is not None:
+                triggers |= {a.trigger for a in _given_applications(probe.grads_and_vars)}
         self._triggers = frozenset(triggers)
+        if not triggers:
+            message = (
+                "no training step was found in the graph, so nothing will be recorded. Raise a "
+                "global step in it, or give Gradients(grads_and_vars=...)."
+            )
+            self.failures.append((None, RuntimeError(message)))
 
     def trains(self, ops: frozenset[Any]) -> bool:
         """Whether a run of these ops is a training step."""
@@ -220,7 +229,7 @@ class SessionPlan:
     def _add_norms(self, probe: Gradients) -> None:
         applications = self._applications
         if probe.grads_and_vars is not None:
-            applications = _given_applications(probe.grads_and_vars, self._triggers)
+            applications = _given_applications(probe.grads_and_vars)
         for application in applications:
             info = self._infos.get(application.variable.name)
             if info is None or not probe.accepts(info):
@@ -258,10 +267,9 @@ def _floating_variables(graph: Any) -> list[Any]:
 
 
 def _given_applications(
-    grads_and_vars: Sequence[tuple[Any, Any]], triggers: frozenset[Any]
+    grads_and_vars: Sequence[tuple[Any, Any]],
 ) -> list[graph_module.Application]:
     """Applications from the user's pairs; the gradient's own op is the trigger."""
-    del triggers
     found = []
     for gradient, variable in grads_and_vars:
         if gradient is None:
@@ -272,6 +280,3 @@ def _given_applications(
         else:
             found.append(graph_module.Application(variable, gradient, gradient.op))
     return found
-
-
-__all__ = ["Norm", "PredictionTensors", "ScalarPack", "SessionPlan"]

@@ -129,7 +129,7 @@ def test_settings_out_of_range(
     kind: str, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     if kind == "Recorder" and "batch_size" in settings:
-        pytest.skip("the recorder is told the samples of each step")
+        return  # a recorder is told the samples of each step
     with pytest.raises(ValueError, match=message):
         getattr(di, kind)(tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
@@ -216,6 +216,17 @@ def test_optimizer_of_plain_assignments_needs_to_be_told(tmp_path: Path) -> None
     with di.open_run(tmp_path) as run:
         assert run.frame("gradients/w/norm")["value"].tolist() == [5.0]
         assert run.frame("gradients/w/update_ratio")["value"][0] == pytest.approx(0.5 / 2**0.5)
+
+
+def test_a_graph_without_training_step_is_warned_of(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        w = v1.get_variable("w", [2], use_resource=True)
+        update = w.assign_sub([1.0, 1.0])
+        with (
+            pytest.warns(ProbeWarning, match="no training step was found in the graph"),
+            v1.train.SingularMonitoredSession([di.TraceHook(tmp_path)]) as session,
+        ):
+            session.run(update)
 
 
 class Failing(Probe):
