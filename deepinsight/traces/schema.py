@@ -42,7 +42,8 @@ appears under its name only once SWMR has begun. Root attributes:
 
 and the string attributes ``unit`` ("" = none stated, "1" = a pure number), ``description``,
 ``reduction`` (how the value was reduced, in words; "" = as it is), ``axes`` (JSON list of {"name",
-"labels", "unit"}, one per dimension of ``shape``) and ``details`` (JSON object).
+"labels", "unit"}, one per dimension of ``shape``) and ``details`` (JSON object). An attribute that
+would be empty is left out.
 
 Row i of the three datasets belongs together. A row counts once its ``step`` is there: the writer
 flushes ``values`` and ``wall_time_s`` before it writes ``step``, so readers cut at the first step
@@ -184,13 +185,15 @@ class StreamInfo:
 
     def attributes(self) -> dict[str, str]:
         """Return the HDF5 attributes of the stream's group."""
-        return {
+        axes = [vars(axis) for axis in self.axes]
+        attributes = {
             "unit": self.unit,
             "description": self.description,
             "reduction": self.reduction,
-            "axes": json.dumps([vars(axis) for axis in self.axes]),
-            "details": json.dumps(dict(self.details), default=plain),
+            "axes": json.dumps(axes) if axes else "",
+            "details": json.dumps(dict(self.details), default=plain) if self.details else "",
         }
+        return {name: text for name, text in attributes.items() if text}
 
     @classmethod
     def from_attributes(
