@@ -98,7 +98,7 @@ def test_resume_continues_steps_and_trace(asynchronous, train):
     last = int(before.frame("eval/auc")["step"].max())
     done = train(
         "--run-dir", path, "--resume", "--steps", last + 20, *SMALL,
-        "--synchronization", "sync",
+        "--synchronization", "sync", "--ps", 2,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     after = open_run(path)
