@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from dash import Dash
-from flask import Flask, Response, redirect, request
+from flask import Flask, redirect, request
+from werkzeug.wrappers import Response
 
 from deepinsight.dashboard import shell
 from deepinsight.dashboard.address import make_query

@@ -68,7 +68,7 @@ def register_follow(app: Dash, folder: Path, ids: Any) -> None:
 
 def follow(
     folder: Path, _ticks: int | None, key: str | None, version: str | None, options: list[str]
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, ...]:
     """Say what has changed since the page last looked; nothing is sent if nothing has."""
     keys = run_keys(folder)
     listed = no_update if keys == options else keys
@@ -81,7 +81,7 @@ def follow(
     return version, banner, listed
 
 
-def _unless_idle(*outputs: Any) -> Any:
+def _unless_idle(*outputs: Any) -> tuple[Any, ...]:
     if all(output is no_update for output in outputs):
         raise PreventUpdate
     return outputs

@@ -6,7 +6,8 @@ import ipaddress
 import secrets
 from urllib.parse import urlencode
 
-from flask import Flask, Response, redirect, request
+from flask import Flask, redirect, request
+from werkzeug.wrappers import Response
 
 _LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain"})
 

@@ -90,7 +90,7 @@ def make_http_server(app: Flask, listener: socket.socket) -> BaseWSGIServer:
     more, any WSGI server can serve ``create_app(…).server``; the app keeps no state of its own.
     """
     host, port = listener.getsockname()[:2]
-    server = make_server(
+    return make_server(
         host,
         port,
         app,
@@ -98,8 +98,6 @@ def make_http_server(app: Flask, listener: socket.socket) -> BaseWSGIServer:
         request_handler=QuietRequestHandler,
         fd=listener.fileno(),
     )
-    server.daemon_threads = True
-    return server
 
 
 def address_of(listener: socket.socket, token: str | None) -> str:

@@ -131,10 +131,10 @@ def plot_gradient_norms(info: GradientNormsInfo) -> go.Figure:
 
 
 def _decades(lines: tuple[Series, ...]) -> dict[str, Any]:
-    """Ticks at powers of ten alone where there are several, so that labels keep apart."""
+    """Ticks at powers of ten where there are several, else at 1, 2 and 5: labels keep apart."""
     values = np.concatenate([line.y[line.y > 0] for line in lines]) if lines else np.empty(0)
     wide = values.size > 0 and float(values.max()) > 30 * float(values.min())
-    return {"tickmode": "linear", "dtick": 1} if wide else {"tickmode": "auto"}
+    return {"tickmode": "linear", "dtick": 1 if wide else "D2"}
 
 
 def _add(

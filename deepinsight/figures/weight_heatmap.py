@@ -313,7 +313,8 @@ def _colour_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     mantissas = (1, 2, 5) if decades <= 2 else (1,)
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
     marks = [m * 10.0**e for e in range(first, last + 1) for m in mantissas]
-    inside = [mark for mark in marks if low <= mark <= high * 1.0001]
+    # A tick at the very top would touch the title of the scale.
+    inside = [mark for mark in marks if low <= mark <= high * (low / high) ** 0.04]
     levels = [float(np.log(mark / low) / np.log(high / low) * _LEVELS) for mark in inside]
     return levels, [f"{mark:.4g}" for mark in inside]
 
