@@ -1,12 +1,14 @@
 # make demo   install, train twice on a local cluster, report, serve the dashboard
 # make test   install, run the tests
-PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,$(shell command -v $(name) 2>/dev/null)))
+# The first of these that runs and is new enough.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 # Test processes; the tests of real clusters start several processes each.
 JOBS ?= 2
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench samples clean
 
 demo: $(VENV)
 	$(BIN)/deepinsight demo
@@ -25,9 +27,17 @@ bench: $(VENV)
 	$(BIN)/python -m benchmarks.auc
 	$(BIN)/python -m benchmarks.hooks
 
+# The runs of `deepinsight dashboard sample_runs/`; logs and checkpoints do not belong to them.
+samples: $(VENV)
+	rm -rf sample_runs/async sample_runs/sync sample_runs/demo
+	HEADLESS=1 $(BIN)/deepinsight demo --runs-dir sample_runs --steps 800 --trace-every 200
+	rm -rf sample_runs/demo/*/logs sample_runs/demo/*/checkpoints
+	mv sample_runs/demo/async sample_runs/demo/sync sample_runs
+	rm -rf sample_runs/demo
+	find sample_runs -name '.*lock' -delete
+
 $(VENV): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "No python3 found. Install Python 3.11 or later, or name it: make PYTHON=/path/to/python3 ..."; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11. Name a later one: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later found. Install one, or name it: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'

@@ -15,7 +15,10 @@ from pathlib import Path
 
 from deepinsight.errors import DeepInsightError
 
-_TRAINING = ("--model", "wide-deep", "--data", "digits", "--ps", "1", "--workers", "2")
+_TRAINING = (
+    *("--model", "wide-deep", "--embedding-dim", "8", "--data", "digits"),
+    *("--ps", "1", "--workers", "2"),
+)
 
 
 class DemoError(DeepInsightError, RuntimeError):
@@ -40,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         "workers; async, then sync), write the report, serve the dashboard.",
     )
     parser.add_argument("--runs-dir", default="runs", help="where the runs go (default: runs)")
-    parser.add_argument("--steps", type=int, default=1000, help="global steps (default: 1000)")
+    parser.add_argument("--steps", type=int, default=800, help="global steps (default: 800)")
     parser.add_argument("--trace-every", type=int, default=50, help="steps between snapshots")
     parser.add_argument("--port", type=int, default=8050, help="of the dashboard (default: 8050)")
     parser.add_argument(
@@ -55,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
     runs = {name: str(folder / name) for name in ("async", "sync")}
     for name, run in runs.items():
         schedule = ["--steps", str(options.steps), "--trace-every", str(options.trace_every)]
+        schedule += ["--eval-every", "50"]
         _run("train", "--run-dir", run, *_TRAINING, "--synchronization", name, *schedule)
     report = str(folder / "report.html")
     _run("report", *runs.values(), "-o", report)

@@ -85,7 +85,7 @@ class Weights(Probe):
         *,
         max_tiles: int = 512,
         max_sample: int = 16_384,
-        max_raw: int = 1024,
+        max_raw: int = 256,
         every_n_steps: int | None = None,
         every_n_seconds: float | None = None,
     ) -> None:
