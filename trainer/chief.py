@@ -85,7 +85,7 @@ class Chores:
 
     def evaluate(self, session: v1.Session, step: int) -> None:
         """Evaluate on the held-out part and on a sample of the training part."""
-        position = step * self._options.batch_size
+        position = self._options.examples(step)
         logits: Callable[[Any], Any] = lambda ids: session.run(  # noqa: E731
             self._graph.logits, {self._graph.ids: ids}
         )

@@ -150,6 +150,14 @@ class Options:
                     f"beyond it are backups. Received: {self.replicas_to_aggregate}."
                 )
 
+    def examples(self, step: int) -> int:
+        """How many training examples all workers together have drawn up to a global step.
+
+        ``step * batch_size``, and that times `workers` in a synchronous run, where every worker
+        computes a batch for each step.
+        """
+        return step * self.batch_size * (self.workers if self.synchronization == "sync" else 1)
+
     def config(self) -> dict[str, Any]:
         """The options as JSON values, for ``run.json``; `hidden` becomes a list."""
         values = dataclasses.asdict(self)

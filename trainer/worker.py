@@ -188,7 +188,7 @@ class Worker:
             batch_size=self._options.batch_size,
             seed=self._options.seed,
             epochs=self._options.epochs,
-            start=start,
+            position=self._options.examples(start),
         )
 
     def _train(

@@ -70,13 +70,20 @@ def test_drift_moves_the_truth_and_keeps_its_difficulty():
 
 
 def test_a_stream_drifts_while_it_is_drawn():
-    still, moving = ClickStream(), ClickStream(drift_period=2 * 81 * 100)
-    first = [take(d, 81)[0] for d in (still, moving)]
-    np.testing.assert_array_equal(first[0].labels, first[1].labels)
-    labels = [np.concatenate([b.labels for b in take(d, 162)[81:]]) for d in (still, moving)]
-    ids = [np.concatenate([b.ids for b in take(d, 162)[81:]]) for d in (still, moving)]
-    np.testing.assert_array_equal(ids[0], ids[1])
-    assert (labels[0] == labels[1]).all()  # two workers: a full turn is over after one block
+    turn = 64  # batches of each of the two workers
+    still, moving = (take(ClickStream(drift_period=d), turn + 1) for d in (0, 2 * turn * 100))
+    for one, other in zip(still, moving, strict=True):
+        np.testing.assert_array_equal(one.ids, other.ids)
+    same = [(one.labels == other.labels).mean() for one, other in zip(still, moving, strict=True)]
+    assert (same[0], same[turn]) == (1, 1)
+    assert np.mean(same[turn // 2 - 4 : turn // 2 + 4]) < 0.8
+
+
+def test_a_resumed_stream_begins_where_the_truth_has_come_to():
+    later = take(ClickStream(drift_period=6400), 1, position=3200)[0]
+    unturned = take(ClickStream(), 1, position=3200)[0]
+    np.testing.assert_array_equal(later.ids, unturned.ids)
+    assert (later.labels == unturned.labels).mean() < 0.8
 
 
 def test_the_leak_tells_the_label_in_training_only():
@@ -94,7 +101,7 @@ def test_the_leak_tells_the_label_in_training_only():
 def test_streams_are_seeded_and_differ_between_workers():
     data = ClickStream()
     one, again, other, later = (
-        take(data, 1, **changed)[0] for changed in ({}, {}, {"worker": 1}, {"start": 7})
+        take(data, 1, **changed)[0] for changed in ({}, {}, {"worker": 1}, {"position": 700})
     )
     np.testing.assert_array_equal(one.ids, again.ids)
     assert (one.ids != other.ids).any()

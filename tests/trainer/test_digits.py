@@ -69,8 +69,8 @@ def test_an_epoch_shows_every_example_once_and_the_last_batch_is_the_rest(digits
 
 def test_the_seed_decides_the_order_and_a_resumed_run_goes_on_otherwise(digits):
     first, again, other, later = (
-        take(digits, 1, seed=seed, start=start)[0]
-        for seed, start in ((1, 0), (1, 0), (2, 0), (1, 500))
+        take(digits, 1, seed=seed, position=position)[0]
+        for seed, position in ((1, 0), (1, 0), (2, 0), (1, 500))
     )
     np.testing.assert_array_equal(first.ids, again.ids)
     assert (first.ids != other.ids).any()

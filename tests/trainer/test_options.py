@@ -77,3 +77,11 @@ def test_resume_accepts_another_rate_and_cluster():
     config = json.loads(json.dumps(Options(run_dir="r").config()))
     changed = Options(run_dir="r", learning_rate=0.5, workers=3, ps=2, synchronization="sync")
     changed.check_resumes(config)
+
+
+def test_a_synchronous_step_takes_a_batch_of_every_worker():
+    given = {"run_dir": "r", "workers": 3, "batch_size": 10}
+    assert Options(**given).examples(7) == 70
+    assert Options(**given, synchronization="sync").examples(7) == 210
+    backed_up = Options(**given, synchronization="sync", replicas_to_aggregate=1)
+    assert backed_up.examples(7) == 210  # a backup draws examples, whatever becomes of them

@@ -110,6 +110,17 @@ def test_resume_continues_steps_and_trace(asynchronous, train):
     assert after.frame("eval/auc")["value"].iloc[-1] > 0.6  # it did not begin anew
 
 
+def test_a_synchronous_run_is_evaluated_against_the_truth_that_it_trains_on(train, tmp_path):
+    done = train(
+        "--run-dir", tmp_path / "run", "--data", "ctr", "--ctr-drift", 80_000, "--ctr-groups", 2,
+        "--ctr-vocabulary", 20, "--synchronization", "sync", "--steps", 400, "--eval-every", 100,
+        "--trace-every", 0, "--optimizer", "sgd", "--learning-rate", 0.3,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # The best is 0.85. Half a turn off, the opposite is true: 0.2.
+    assert value(open_run(tmp_path / "run"), "eval/auc").min() > 0.6
+
+
 def test_data_running_out_on_one_worker_ends_a_synchronous_run(train, tmp_path):
     rng = np.random.default_rng(1)
     lines = [

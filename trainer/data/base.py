@@ -52,7 +52,7 @@ class DataSet(ABC):
         batch_size: int,
         seed: int,
         epochs: int | None = None,
-        start: int = 0,
+        position: int = 0,
     ) -> Iterator[Batch]:
         """Deal out one worker's part of the training data.
 
@@ -62,8 +62,8 @@ class DataSet(ABC):
             batch_size: Examples per batch, >= 1. Only the last batch of a finite run is smaller.
             seed: Seed of the order (and, for a stream, of the examples).
             epochs: Passes over the worker's part; None for endless.
-            start: Global step at which the worker begins: a resumed run draws other examples, or
-                the same in another order, than its first part did.
+            position: Number of training examples that all workers have drawn before: a resumed
+                run draws other examples, or the same in another order, than its first part did.
 
         Returns:
             An iterator of batches that ends when the data has run out.

@@ -106,10 +106,10 @@ class Criteo(DataSet):
         batch_size: int,
         seed: int,
         epochs: int | None = None,
-        start: int = 0,
+        position: int = 0,
     ) -> Iterator[Batch]:
         """Every `workers`-th training line; see `DataSet.batches`."""
-        rng = np.random.default_rng([seed, worker, start])
+        rng = np.random.default_rng([seed, worker, position])
         if next(self._part(worker, workers), None) is None:
             raise DataError(
                 f"{self._path}: the file has too few lines for {workers} workers. "

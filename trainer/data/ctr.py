@@ -86,7 +86,8 @@ class ClickStream(DataSet):
         spread = np.sqrt((weights**2) @ self._law)
         return np.asarray(weights / spread[:, None])
 
-    def _stage(self, position: int) -> int:
+    def _stage(self, position: Any) -> Any:
+        """The stage of the drift at a position, or at each of an array of them."""
         if not self._drift_period:
             return 0
         return position * DRIFT_STAGES // self._drift_period % DRIFT_STAGES
@@ -144,14 +145,23 @@ class ClickStream(DataSet):
         }
 
     def _draw(
-        self, rng: np.random.Generator, rows: int, position: int, *, leaking: bool
+        self,
+        rng: np.random.Generator,
+        rows: int,
+        position: int | NDArray[np.int64],
+        *,
+        leaking: bool,
     ) -> tuple[Batch, NDArray[np.float64]]:
-        """Draw examples; also returns their scores, float64 ``[rows]``."""
-        weights = self._grid_weights(self._stage(position))
+        """Draw examples, at one position or one each; also their scores, float64 ``[rows]``."""
         groups, slots = len(self._honest), self._honest[0].slots
         ids = np.searchsorted(self._cumulative, rng.random((rows, groups * slots)), side="right")
         group = np.repeat(np.arange(groups), slots)
-        scores = weights[group, ids].sum(axis=1) / GRID + self._bias
+        stages = np.broadcast_to(self._stage(position), [rows])
+        scores = np.empty(rows)
+        for stage in np.unique(stages):
+            now = stages == stage
+            weights = self._grid_weights(int(stage))
+            scores[now] = weights[group, ids[now]].sum(axis=1) / GRID + self._bias
         labels = rng.random(rows) < _sigmoid(scores)
         if self._leak:
             tells = rng.random(rows) < (self._leak if leaking else 0.0)
@@ -173,22 +183,23 @@ class ClickStream(DataSet):
         batch_size: int,
         seed: int,
         epochs: int | None = None,
-        start: int = 0,
+        position: int = 0,
     ) -> Iterator[Batch]:
         """An endless stream of its own for each worker; see `DataSet.batches`."""
         if epochs is not None:
             raise DataError("ctr is an endless stream and has no epochs. Leave out --epochs.")
         return self._stream(
-            np.random.default_rng([seed, worker, start]), workers, batch_size, start
+            np.random.default_rng([seed, worker, position]), workers, batch_size, position
         )
 
     def _stream(
-        self, rng: np.random.Generator, workers: int, batch_size: int, start: int
+        self, rng: np.random.Generator, workers: int, batch_size: int, position: int
     ) -> Iterator[Batch]:
-        position = start * batch_size
         per_block = max(1, BLOCK // batch_size)
+        # While this worker draws a batch, each of the others draws one, too.
+        ahead = np.repeat(np.arange(per_block) * workers * batch_size, batch_size)
         while True:
-            block, _ = self._draw(rng, per_block * batch_size, position, leaking=True)
+            block, _ = self._draw(rng, len(ahead), position + ahead, leaking=True)
             for first in range(0, per_block * batch_size, batch_size):
                 last = first + batch_size
                 yield Batch(block.ids[first:last], block.labels[first:last])

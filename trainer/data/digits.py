@@ -54,7 +54,7 @@ class Digits(DataSet):
         batch_size: int,
         seed: int,
         epochs: int | None = None,
-        start: int = 0,
+        position: int = 0,
     ) -> Iterator[Batch]:
         """Every `workers`-th example of a seeded order; see `DataSet.batches`."""
         order = np.random.default_rng(seed).permutation(len(self._training.labels))
@@ -69,7 +69,7 @@ class Digits(DataSet):
             self._training.labels[part],
             batch_size=batch_size,
             epochs=epochs,
-            rng=np.random.default_rng([seed, worker, start]),
+            rng=np.random.default_rng([seed, worker, position]),
         )
 
     def held_out(self, position: int = 0) -> Batch:
