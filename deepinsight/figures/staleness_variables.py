@@ -55,6 +55,8 @@ def plot_staleness_variables(info: StalenessVariablesInfo) -> go.Figure:
     title = "Mean staleness per variable"
     if info.means is None:
         return empty_figure(title, info.reason)
+    if not np.nanmax(info.means, initial=0.0):
+        return empty_figure(title, _never_stale(len(info.variables), len(info.workers)))
     bars = len(info.variables) * len(info.workers)
     figure = new_figure(
         title,
@@ -82,6 +84,14 @@ def plot_staleness_variables(info: StalenessVariablesInfo) -> go.Figure:
         tickvals=list(range(len(names))), ticktext=names, autorange="reversed", showgrid=False
     )
     return figure
+
+
+def _never_stale(variables: int, workers: int) -> str:
+    return (
+        f"0 updates for each of {variables} variables and {workers} "
+        f"worker{'' if workers == 1 else 's'}: every gradient met the very weights that it was "
+        "computed on."
+    )
 
 
 _NOT_RECORDED = (

@@ -109,6 +109,19 @@ def test_variables_are_averaged_per_worker(record):
     assert list(plot_staleness_variables(info).layout.yaxis.ticktext) == ["a", "b"]
 
 
+def test_bars_of_length_zero_are_said_in_words(record):
+    axes = (Axis("variable", ("a", "b")),)
+
+    def write(writer):
+        zeros = np.zeros((5, 2))
+        writer.record_block("staleness/variables", zeros, steps=np.arange(5), axes=axes)
+
+    figure = plot_staleness_variables(compute_staleness_variables_info(record(write)))
+    assert is_empty_figure(figure)
+    shown = " ".join(note.text for note in figure.layout.annotations).replace("<br>", " ")
+    assert "0 updates for each of 2 variables and 1 worker" in shown
+
+
 @pytest.mark.parametrize(
     ("compute", "plot"),
     [
