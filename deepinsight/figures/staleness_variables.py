@@ -55,7 +55,7 @@ def plot_staleness_variables(info: StalenessVariablesInfo) -> go.Figure:
     title = "Mean staleness per variable"
     if info.means is None:
         return empty_figure(title, info.reason)
-    if not np.nanmax(info.means, initial=0.0):
+    if not info.means.any():
         return empty_figure(title, _never_stale(len(info.variables), len(info.workers)))
     bars = len(info.variables) * len(info.workers)
     figure = new_figure(
