@@ -12,7 +12,7 @@ import numpy as np
 
 from deepinsight.traces._rows import Block, Item, Stream, gather
 from deepinsight.traces._run_files import ProcessFolder
-from deepinsight.traces._segment import SegmentWriter
+from deepinsight.traces._segment_writer import SegmentWriter
 
 DROPPED_ROWS = "recorder/dropped_rows"
 WRITE_ERRORS = "recorder/write_errors"

@@ -11,14 +11,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from deepinsight.traces._segment import (
-    DATASETS,
-    READ_ERRORS,
-    SegmentWriter,
-    collect_streams,
-    is_unclosed,
-    stored_eof,
-)
+from deepinsight.traces._segment_reader import DATASETS, READ_ERRORS, collect_streams
+from deepinsight.traces._segment_writer import SegmentWriter
+from deepinsight.traces._superblock import is_unclosed, stored_eof
 from deepinsight.traces.schema import STEP_FILL, StreamInfo
 
 _BLOCK_BYTES = 64 << 20

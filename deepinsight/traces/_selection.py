@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deepinsight.traces._segment import SegmentReader
+from deepinsight.traces._segment_reader import SegmentReader
 from deepinsight.traces.schema import StreamInfo
 
 

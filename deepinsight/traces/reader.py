@@ -18,7 +18,7 @@ from deepinsight.traces._run_files import (
     read_json,
     segment_paths,
 )
-from deepinsight.traces._segment import SegmentReader
+from deepinsight.traces._segment_reader import SegmentReader
 from deepinsight.traces._selection import StoredRows, column_names, without_superseded
 from deepinsight.traces.errors import (
     RunNotFoundError,

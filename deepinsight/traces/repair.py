@@ -18,7 +18,8 @@ from deepinsight.traces._run_files import (
     segment_paths,
     update_run_file,
 )
-from deepinsight.traces._segment import SegmentReader, is_unclosed
+from deepinsight.traces._segment_reader import SegmentReader
+from deepinsight.traces._superblock import is_unclosed
 from deepinsight.traces.errors import SegmentError, TraceError, TraceNotFoundError
 from deepinsight.traces.schema import RUN_FORMAT
 

@@ -18,7 +18,7 @@ from deepinsight.traces import (
     open_run,
     open_runs,
 )
-from deepinsight.traces._segment import SegmentReader
+from deepinsight.traces._segment_reader import SegmentReader
 
 
 @pytest.fixture
