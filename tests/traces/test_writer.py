@@ -24,6 +24,7 @@ from deepinsight.traces import (
     repair_run,
 )
 from deepinsight.traces._run_files import segment_paths
+from deepinsight.traces._segment_reader import SegmentReader
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64"]
 
@@ -432,6 +433,38 @@ def test_a_forked_child_leaves_the_trace_to_its_parent(tmp_path, run_python):
     assert (run.status, run.warnings) == ("finished", ())
     assert steps.tolist() == list(range(300))
     np.testing.assert_array_equal(values, np.repeat(steps[:, None], 500, axis=1))
+
+
+def test_a_child_forked_between_write_and_flush_cannot_take_rows_back(tmp_path, run_python):
+    """HDF5 writes its cache at a process's end: the child's is as old as the fork."""
+    done = run_python(
+        """
+        import os, sys, time
+        from pathlib import Path
+        import numpy as np
+        from deepinsight.traces._segment_writer import SegmentWriter
+        from deepinsight.traces.schema import StreamInfo
+        path = Path(sys.argv[1]) / "000001.h5"
+        attributes = {"run_id": "", "process": "main", "segment": 1, "life": 1}
+        writer = SegmentWriter(path, attributes, [(StreamInfo("x", (500,)), 0)])
+        stream = writer._streams["x"]
+        stream.append_values(np.zeros(20), np.ones((20, 500)))
+        stream.append_steps(np.arange(20))
+        child = os.fork()
+        if not child:
+            time.sleep(0.5)
+            sys.exit(0)
+        for step in range(20, 220):
+            writer.append({"x": (np.array([step]), np.zeros(1), np.ones((1, 500)))})
+        assert os.waitpid(child, 0)[1] == 0
+        writer.close()
+        """,
+        tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    reader = SegmentReader(tmp_path / "000001.h5")
+    assert reader.steps("x").tolist() == list(range(220))
+    reader.close()
 
 
 def test_several_threads_record_at_once(tmp_path):
