@@ -10,16 +10,10 @@ from deepinsight.collectors import TraceHook
 from deepinsight.trainer.data import DataSet
 from deepinsight.trainer.evaluation import evaluate
 from deepinsight.trainer.graph import TrainingGraph
-from deepinsight.trainer.options import Options
+from deepinsight.trainer.options import Options, checkpoint_dir
 from deepinsight.trainer.progress import Reporter
 
 v1 = tf.compat.v1
-CHECKPOINTS = "checkpoints"
-
-
-def checkpoint_dir(run_dir: str) -> str:
-    """Where a run keeps its checkpoints."""
-    return str(Path(run_dir) / CHECKPOINTS)
 
 
 class Chores:

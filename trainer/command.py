@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from deepinsight.trainer import options as known
 from deepinsight.trainer.cluster.launcher import LAUNCH_VARIABLE, Interrupted, launch
 from deepinsight.trainer.cluster.lifetime import Termination, die_with_parent
 from deepinsight.trainer.cluster.topology import Topology, read_tf_config
+from deepinsight.trainer.cluster.watch import Watch, appear
 from deepinsight.trainer.errors import OptionError
 from deepinsight.trainer.options import Options
 from deepinsight.trainer.progress import (
@@ -138,14 +140,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         topology = _place(given)
         options = _options(given)
         if topology is not None:
-            _run_task(options, topology)
+            _be_task(options, topology)
         _check_run_dir(options)
         if options.ps == 0:
             _run_alone(options)
         return _run_cluster(options, arguments)
     except DeepInsightError as error:
-        print(f"deepinsight train: {error}", file=sys.stderr)
-        return 2 if isinstance(error, OptionError) else 1
+        return _say(error)
+
+
+def _say(error: DeepInsightError) -> int:
+    """Print an error; returns the exit status for it."""
+    print(f"deepinsight train: {error}", file=sys.stderr)
+    return 2 if isinstance(error, OptionError) else 1
+
+
+def _be_task(options: Options, topology: Topology) -> NoReturn:
+    """Be one process of a cluster, and end whatever TensorFlow's threads are waiting for."""
+    try:
+        status = _run_task(options, topology)
+    except DeepInsightError as error:
+        status = _say(error)
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    _leave(status)
 
 
 def _place(given: dict[str, Any]) -> Topology | None:
@@ -261,12 +280,12 @@ def _notices_to(log: Path) -> Iterator[None]:
         os.close(terminal)
 
 
-def _run_task(options: Options, topology: Topology) -> NoReturn:
-    """Be one process of a cluster."""
+def _run_task(options: Options, topology: Topology) -> int:
+    """Take one place in a cluster; returns the exit status."""
     _quiet()
     if topology.job == "ps":
         _import("deepinsight.trainer.cluster.barriers").serve(topology)
-        _leave(0)
+        return 0
     termination = Termination()
     events = os.environ.get(EVENTS_VARIABLE)
     if events is not None:
@@ -275,14 +294,25 @@ def _run_task(options: Options, topology: Topology) -> NoReturn:
         display = Display(options.steps)
         report = _only_mine(display, topology)
         if topology.is_chief:
-            _check_run_dir(options)
+            _check_run_dir_as_chief(options, topology)
     launched = float(os.environ.get(LAUNCH_VARIABLE, time.time()))
     _train(options, topology, report, termination, launched)
     if events is None and topology.is_chief:
         display.clear()
         for line in summary(display, options.run_dir, _bayes_auc(options)):
             display.line(line)
-    _leave(termination.exit_status)
+    return termination.exit_status
+
+
+def _check_run_dir_as_chief(options: Options, topology: Topology) -> None:
+    """Refuse as `_check_run_dir` does, and have the other processes notice."""
+    try:
+        _check_run_dir(options)
+    except DeepInsightError as error:
+        _say(error)
+        others = {address: address for address in (*topology.ps, *topology.workers[1:])}
+        appear(topology.workers[0], Watch(others), list(others))
+        _leave(2)
 
 
 def _only_mine(display: Display, topology: Topology) -> Reporter:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from deepinsight.trainer.errors import OptionError
@@ -37,6 +38,16 @@ DATA_OPTIONS = (
     "ctr_drift",
     "ctr_leak",
 )
+
+
+def checkpoint_dir(run_dir: str) -> str:
+    """Where a run keeps its checkpoints."""
+    return str(Path(run_dir) / "checkpoints")
+
+
+def has_checkpoint(run_dir: str) -> bool:
+    """Whether a run has a checkpoint, from which ``--resume`` could continue."""
+    return (Path(checkpoint_dir(run_dir)) / "checkpoint").exists()
 
 
 @dataclass(frozen=True)

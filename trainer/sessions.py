@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from deepinsight.trainer.cluster.watch import START_TIMEOUT_S
 from deepinsight.trainer.graph import TrainingGraph
 
 v1 = tf.compat.v1
 RECOVERY_WAIT_S = 0.2
-MAX_WAIT_S = 600
 STOP_GRACE_S = 0.1  # the chief's thread for rounds ends only when its session is closed
 
 
@@ -27,6 +27,21 @@ class _WorkerSessionCreator(v1.train.WorkerSessionCreator):
         return self._session_manager
 
 
+class _Session(v1.train.SingularMonitoredSession):
+    """A monitored session that raises when a server is lost.
+
+    `MonitoredSession` would open a new session instead, again and again, in silence. The class in
+    between makes a session creator of its own, so its initializer is left out.
+    """
+
+    def __init__(
+        self, creator: v1.train.SessionCreator, hooks: Sequence[v1.train.SessionRunHook]
+    ) -> None:
+        super(v1.train.SingularMonitoredSession, self).__init__(
+            creator, hooks, should_recover=False, stop_grace_period_secs=STOP_GRACE_S
+        )
+
+
 def create_session(
     graph: TrainingGraph,
     *,
@@ -35,7 +50,7 @@ def create_session(
     is_chief: bool,
     checkpoint_dir: str | None,
     hooks: Sequence[v1.train.SessionRunHook],
-) -> tuple[v1.train.MonitoredSession, v1.train.Saver]:
+) -> tuple[v1.train.SingularMonitoredSession, v1.train.Saver]:
     """Open a worker's session in the default graph, which becomes read-only.
 
     Args:
@@ -68,12 +83,11 @@ def create_session(
         )
     else:
         creator = _WorkerSessionCreator(
-            scaffold, master=target, config=config, max_wait_secs=MAX_WAIT_S
+            scaffold, master=target, config=config, max_wait_secs=int(START_TIMEOUT_S)
         )
-    session = v1.train.MonitoredSession(creator, hooks, stop_grace_period_secs=STOP_GRACE_S)
-    return session, saver
+    return _Session(creator, hooks), saver
 
 
-def restored_step(session: v1.train.MonitoredSession, global_step: tf.Variable) -> int:
+def restored_step(session: v1.train.SingularMonitoredSession, global_step: tf.Variable) -> int:
     """The global step now, read without the hooks."""
     return int(session.run_step_fn(lambda step_context: step_context.session.run(global_step)))

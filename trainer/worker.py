@@ -1,22 +1,32 @@
 """A worker: it trains, records and, as the chief, evaluates and saves."""
 
 import math
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
 
 from deepinsight.collectors import TraceHook, probes, trace_tensor
 from deepinsight.traces import Axis
-from deepinsight.trainer.chief import Chores, checkpoint_dir
+from deepinsight.trainer.chief import Chores
 from deepinsight.trainer.cluster.barriers import Barriers, server_config
 from deepinsight.trainer.cluster.lifetime import Termination
 from deepinsight.trainer.cluster.topology import Topology, wait_for_servers
+from deepinsight.trainer.cluster.watch import (
+    LOST_AFTER_S,
+    Waiting,
+    Watch,
+    watch_others,
+    watch_rounds,
+)
 from deepinsight.trainer.data import Batch, DataSet
 from deepinsight.trainer.dropped import DroppedGradients
+from deepinsight.trainer.errors import ClusterError
 from deepinsight.trainer.graph import Replica, TrainingGraph, build_graph
-from deepinsight.trainer.options import Options
+from deepinsight.trainer.options import Options, checkpoint_dir, has_checkpoint
 from deepinsight.trainer.progress import Reporter
 from deepinsight.trainer.sessions import create_session, restored_step
 
@@ -24,6 +34,13 @@ v1 = tf.compat.v1
 REPORT_EVERY_S = 0.25
 DROPPED_EVERY = 10  # own steps between rows of a count that does not change
 AUC_HALF_LIFE = 500  # global steps
+WARM_UP_STEPS = 2  # a step with a snapshot and one without: TensorFlow prepares each at its first
+LOSSES = (  # what TensorFlow raises when a process at the other end is gone
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
 
 
 class Worker:
@@ -65,14 +82,33 @@ class Worker:
         self._last: tuple[int, float] = (0, 0.0)
         self._reported_s = 0.0
         self._dropped: DroppedGradients | None = None
+        self._waiting, self._over = Waiting(), threading.Event()
+        self._begun = False
+        self._stall: str | None = None
 
     def run(self) -> None:
-        """Train until the steps are done, the data has run out or a signal came."""
+        """Train until the steps are done, the data has run out or a signal came.
+
+        Raises:
+            ClusterError: If a process that this one depends on is gone.
+        """
         target, filters = self._start_server()
         with tf.Graph().as_default():
             graph = build_graph(self._options, self._data, self._replica)
             barriers = Barriers(self._topology) if self._topology else None
             hook = self._trace_hook(graph)
+            with self._watched(), self._trace_of_failures(hook):
+                self._run(graph, barriers, hook, target, filters)
+
+    def _run(
+        self,
+        graph: TrainingGraph,
+        barriers: Barriers | None,
+        hook: TraceHook,
+        target: str,
+        filters: tuple[str, ...],
+    ) -> None:
+        with self._losses_named():
             hooks = [hook]
             if graph.push.sync is not None:
                 hooks.insert(0, graph.push.sync.hook(self._chief))
@@ -84,20 +120,96 @@ class Worker:
                 checkpoint_dir=checkpoint_dir(self._options.run_dir) if self._chief else None,
                 hooks=hooks,
             )
-            with session:
-                self._termination.before_forced_end(hook.writer.close)
-                self._declare(hook)
-                start = self._begin(session, graph)
-                if barriers is not None:
-                    barriers.wait_for_start(
-                        _plain(session),
-                        self._termination.requested,
-                        self._options.barrier_timeout,
-                    )
-                chores = self._chores(graph, hook, saver, start) if self._chief else None
-                reason = self._train(session, graph, hook, chores, start)
-                self._part(session, graph, barriers, chores)
-                self._report(self._done_event(reason))
+        # Closing the session raises once more what its threads have met.
+        with self._losses_named(), session, self._losses_named():
+            self._termination.before_forced_end(lambda: hook.writer.close(ended=False))
+            self._declare(hook)
+            start = self._begin(session, graph)
+            chores = self._chores(graph, hook, saver, start) if self._chief else None
+            reason = self._train(
+                session, graph, hook, chores=chores, barriers=barriers, start=start
+            )
+            self._part(session, graph, barriers, chores)
+            self._report(self._done_event(reason))
+            if self._stall or self._termination.failed:
+                _leave_unended(hook)
+        if self._stall:
+            raise ClusterError(f"{self._stall}. {self._remedy()}")
+        if self._termination.failure:
+            raise ClusterError(self._termination.failure)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Notice meanwhile that a parameter server, or for the others the chief, is gone."""
+        topology = self._topology
+        if topology is not None:
+            others = {f"ps-{k}": address for k, address in enumerate(topology.ps)}
+            if not self._chief:
+                others["the chief, worker-0"] = topology.workers[0]
+            watch_others(
+                Watch(others),
+                self._over,
+                lambda what: self._termination.fail(f"{what}. {self._remedy()}"),
+            )
+        try:
+            yield
+        finally:
+            self._over.set()
+
+    @contextmanager
+    def _trace_of_failures(self, hook: TraceHook) -> Iterator[None]:
+        """Leave the trace of a process that fails marked as crashed."""
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # there may be no trace yet
+                _leave_unended(hook)
+            raise
+
+    @contextmanager
+    def _losses_named(self) -> Iterator[None]:
+        """Turn what TensorFlow raises for a lost process into an error that names it."""
+        try:
+            yield
+        except LOSSES as error:
+            topology = self._topology
+            if topology is None:
+                raise
+            servers = Watch({f"ps-{k}": address for k, address in enumerate(topology.ps)})
+            silent = servers.silent()
+            what = (
+                f"{servers.describe(silent)} is gone"
+                if silent
+                else f"The cluster was lost ({str(error.message).splitlines()[0]})"
+            )
+            message = f"{what}. {self._remedy()}"
+            # Closing a session whose server is gone may take for ever; this bounds it.
+            self._termination.fail(message)
+            raise ClusterError(message) from error
+
+    def _remedy(self) -> str:
+        if has_checkpoint(self._options.run_dir):
+            return (
+                f"Start the processes again with --run-dir {self._options.run_dir} --resume to "
+                f"continue from the newest checkpoint."
+            )
+        return "There is no checkpoint to continue from: start a new run in another --run-dir."
+
+    def _watch_rounds(self, session: v1.Session, graph: TrainingGraph) -> None:
+        """As the chief, end a synchronous run whose rounds have stopped to end."""
+        topology, sync = self._topology, graph.push.sync
+        if topology is None or sync is None or not self._chief:
+            return
+        others = {f"worker-{k}": a for k, a in enumerate(topology.workers) if k}
+
+        def give_up(what: str) -> None:
+            self._stall = f"{what}, so the run was ended"
+            with suppress(tf.errors.OpError):
+                session.run(sync.leave_op)  # sets free whoever waits for the round
+
+        watch_rounds(
+            Watch(others), self._waiting, self._over, self._options.barrier_timeout, give_up
+        )
 
     def _declare(self, hook: TraceHook) -> None:
         """Say what will be recorded beside the hook; a late stream costs a new segment."""
@@ -172,7 +284,7 @@ class Worker:
             batch_size=options.batch_size,
         )
 
-    def _begin(self, session: v1.train.MonitoredSession, graph: TrainingGraph) -> int:
+    def _begin(self, session: v1.train.SingularMonitoredSession, graph: TrainingGraph) -> int:
         start = restored_step(session, graph.global_step)
         if graph.push.sync is not None:
             accepted = _plain(session).run(graph.push.sync.accepted)
@@ -193,10 +305,12 @@ class Worker:
 
     def _train(
         self,
-        session: v1.train.MonitoredSession,
+        session: v1.train.SingularMonitoredSession,
         graph: TrainingGraph,
         hook: TraceHook,
+        *,
         chores: Chores | None,
+        barriers: Barriers | None,
         start: int,
     ) -> str:
         """The training loop.
@@ -208,17 +322,29 @@ class Worker:
         limit = self._options.steps or math.inf
         step, fetches = start, _fetches(graph)
         for batch in self._batches(start):
+            if barriers is not None and not self._begun and self._is_ready():
+                self._begun = True
+                barriers.wait_for_start(
+                    _plain(session), self._termination.requested, self._options.barrier_timeout
+                )
+                self._watch_rounds(_plain(session), graph)
             if self._termination.requested.is_set():
                 return "interrupted"
             if step >= limit:
                 return "steps"
-            out = session.run(fetches, {graph.ids: batch.ids, graph.labels: batch.labels})
+            with self._waiting:
+                out = session.run(fetches, {graph.ids: batch.ids, graph.labels: batch.labels})
             step = self._after_step(out, hook)
             if chores is not None:
                 chores.at(_plain(session), step)
             if step < limit and "decided" in out and out["decided"][-1]:
                 return "left"
         return "data" if step < limit else "steps"
+
+    def _is_ready(self) -> bool:
+        """Whether this worker may begin; an asynchronous chief makes its slow first steps alone."""
+        alone = self._chief and self._options.synchronization == "async"
+        return not alone or self._pushes >= WARM_UP_STEPS
 
     def _after_step(self, out: dict[str, Any], hook: TraceHook) -> int:
         """Count a step; returns the global step that this worker has come to."""
@@ -256,15 +382,17 @@ class Worker:
 
     def _part(
         self,
-        session: v1.train.MonitoredSession,
+        session: v1.train.SingularMonitoredSession,
         graph: TrainingGraph,
         barriers: Barriers | None,
         chores: Chores | None,
     ) -> None:
         """Leave the cluster: at once as a worker, last as the chief."""
         plain = _plain(session)
+        if barriers is not None and not self._begun:
+            plain.run(barriers.ready_op)  # nobody is to wait for this worker
         interrupted = self._termination.requested.is_set()
-        if graph.push.sync is not None and not interrupted:
+        if graph.push.sync is not None and not self._stall:
             plain.run(graph.push.sync.leave_op)
         if chores is None:
             if barriers is not None:
@@ -275,7 +403,7 @@ class Worker:
                 plain,
                 graph.global_step,
                 self._termination.requested,
-                self._options.barrier_timeout,
+                LOST_AFTER_S if self._stall else self._options.barrier_timeout,
             )
         chores.finish(plain, interrupted)
         if barriers is not None:
@@ -297,6 +425,12 @@ class Worker:
         }
 
 
+def _leave_unended(hook: TraceHook) -> None:
+    """Write what was recorded and close the trace without its proper end."""
+    hook.drain()
+    hook.writer.close(ended=False)
+
+
 def _fetches(graph: TrainingGraph) -> dict[str, Any]:
     fetches: dict[str, Any] = {
         "op": graph.push.op,
@@ -309,6 +443,6 @@ def _fetches(graph: TrainingGraph) -> dict[str, Any]:
     return fetches
 
 
-def _plain(session: v1.train.MonitoredSession) -> v1.Session:
+def _plain(session: v1.train.SingularMonitoredSession) -> v1.Session:
     """The session without its hooks."""
     return session.run_step_fn(lambda step_context: step_context.session)

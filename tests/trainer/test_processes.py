@@ -242,7 +242,7 @@ def test_a_killed_worker_ends_a_synchronous_run_and_is_named(endless):
     assert "worker-1.log" in message
     trace = open_run(run.path)
     assert trace.status == "crashed"
-    assert {p.name: p.status for p in trace.processes}["worker-0"] == "finished"
+    assert {p.name: p.status for p in trace.processes}["worker-0"] == "crashed"
 
 
 def test_ctrl_c_ends_everything_and_the_run_can_be_resumed(endless):
@@ -289,6 +289,7 @@ def test_a_killed_launcher_leaves_no_orphan(endless):
     run.process.kill()
     run.process.wait(5)
     assert wait_for_end(children, 2 * END_S) < END_S
+    assert open_run(run.path).status == "crashed"
 
 
 def test_tf_config_makes_each_process_take_its_place(tmp_path):

@@ -1,7 +1,8 @@
 """How the processes of a cluster begin and end together.
 
-Every worker waits before its first step until all are ready, so that all take part however short
-the run is.
+Every worker waits until all are ready, so that all take part however short the run is: before its
+first step, but the chief of an asynchronous run after its first two. They take seconds, for its
+snapshots are prepared in them, and the others would train on meanwhile.
 
 Nobody leaves while another still needs it. Workers do not talk to each other (their sessions see
 the parameter servers and themselves only), so a worker may leave as soon as it is done; it says so
@@ -12,15 +13,19 @@ that session; that is why the servers wait a moment more.
 
 import logging
 import time
+from collections.abc import Callable
 from threading import Event
 
 import tensorflow as tf
 
 from deepinsight.trainer.cluster.topology import Topology
+from deepinsight.trainer.cluster.watch import START_TIMEOUT_S, Watch
+from deepinsight.trainer.errors import ClusterError
 
 v1 = tf.compat.v1
 POLL_S = 0.05
 SERVER_POLL_S = 0.2
+POLL_CHIEF_S = 1.0
 GRACE_S = 3.0  # between the word to stop and the end of a parameter server
 CAPACITY = 1 << 16
 
@@ -31,14 +36,17 @@ def server_config(*, device_filters: tuple[str, ...] = ()) -> v1.ConfigProto:
     """Settings for a process that shares a small machine with others.
 
     One thread computes an op, two ops may run at a time: with a pool per process, more threads
-    only take each other's place.
+    only take each other's place. Graphs run as they were built: TensorFlow's graph optimizers take
+    seconds for every new set of fetches, a snapshot's among them, and make no step faster.
     """
-    return v1.ConfigProto(
+    config = v1.ConfigProto(
         intra_op_parallelism_threads=1,
         inter_op_parallelism_threads=2,
         allow_soft_placement=True,
         device_filters=list(device_filters),
     )
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
 
 
 def _queue(name: str, ps: int) -> tf.queue.QueueBase:
@@ -57,7 +65,7 @@ class Barriers:
         self._workers = len(topology.workers)
         ready, done = _queue("ready", 0), _queue("done", 0)
         index = tf.constant(topology.index, tf.int64)
-        self._ready_op, self._ready_count = ready.enqueue(index), ready.size()
+        self.ready_op, self._ready_count = ready.enqueue(index), ready.size()
         self.done_op = done.enqueue(index)
         self._done_count = done.size()
         self._stop_op = tf.group(
@@ -72,7 +80,7 @@ class Barriers:
             stop: Ends the wait.
             timeout_s: After so long, begin without those that are not ready.
         """
-        session.run(self._ready_op)
+        session.run(self.ready_op)
         end = time.monotonic() + timeout_s
         while (ready := session.run(self._ready_count)) < self._workers:
             if stop.is_set():
@@ -119,7 +127,11 @@ class Barriers:
 
 
 def serve(topology: Topology) -> None:
-    """Be a parameter server until the chief says that training is over."""
+    """Be a parameter server until the chief says that training is over.
+
+    Raises:
+        ClusterError: If the chief is gone without having said so, or never came.
+    """
     server = v1.train.Server(
         topology.cluster(), job_name="ps", task_index=topology.index, config=server_config()
     )
@@ -129,6 +141,26 @@ def serve(topology: Topology) -> None:
         count = stop.size()
         config = server_config(device_filters=(own,))
         with v1.Session(server.target, config=config) as session:
-            while not session.run(count):
-                time.sleep(SERVER_POLL_S)
+            failure = _wait_for_stop(lambda: bool(session.run(count)), topology.workers[0])
     time.sleep(GRACE_S)
+    if failure is not None:
+        raise ClusterError(failure)
+
+
+def _wait_for_stop(stopped: Callable[[], bool], chief: str) -> str | None:
+    """Wait until the chief says stop; returns what is wrong if it never can."""
+    watch = Watch({"the chief, worker-0": chief})
+    began, looked = time.monotonic(), float("-inf")
+    while not stopped():
+        if time.monotonic() - looked > POLL_CHIEF_S:
+            watch.look()
+            looked = time.monotonic()
+        if watch.lost:
+            return f"{watch.describe(watch.lost)} is gone, so this parameter server ends."
+        if time.monotonic() - began > START_TIMEOUT_S and not watch.seen("the chief, worker-0"):
+            return (
+                f"The chief, worker-0 ({chief}), has not appeared within {START_TIMEOUT_S:.0f} s. "
+                f"Check its output and the address in TF_CONFIG."
+            )
+        time.sleep(SERVER_POLL_S)
+    return None

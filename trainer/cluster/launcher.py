@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from deepinsight.trainer.cluster.lifetime import GRACE_S, PARENT_VARIABLE
+from deepinsight.trainer.cluster.lifetime import FAILED, GRACE_S, PARENT_VARIABLE
 from deepinsight.trainer.cluster.topology import tf_config
 from deepinsight.trainer.errors import ClusterError
 from deepinsight.trainer.progress import EVENTS_VARIABLE, Reporter
@@ -71,6 +71,7 @@ def launch(
         stack.callback(os.close, reading)
         _raise_on_signals(stack)
         children: list[_Child] = []
+        word = FAILED
         try:
             try:
                 _start(
@@ -84,8 +85,11 @@ def launch(
             finally:
                 os.close(writing)
             _watch(children, reading, report)
+        except Interrupted:
+            word = signal.SIGTERM
+            raise
         finally:
-            _end(children)
+            _end(children, word)
 
 
 def _reserve_port(stack: ExitStack) -> str:
@@ -201,13 +205,13 @@ def _tail(path: Path) -> str:
     return "\n".join(f"  {line}" for line in lines) or "  (empty)"
 
 
-def _end(children: Sequence[_Child]) -> None:
-    """End what is left: workers first, so that they can save, then parameter servers."""
+def _end(children: Sequence[_Child], word: signal.Signals) -> None:
+    """Tell what is left to end: workers first, so that they can save, then parameter servers."""
     for job, patience_s in (("worker", GRACE_S + 1.5), ("ps", 0.5)):
         mine = [child for child in children if child.job == job]
         for child in mine:
             if child.process.poll() is None:
-                child.process.terminate()
+                child.process.send_signal(word)
         end = time.monotonic() + patience_s
         for child in mine:
             try:
