@@ -133,12 +133,21 @@ def test_the_slider_follows_the_newest_snapshot_and_stays_elsewhere(runs_folder)
 
 
 def test_a_position_becomes_a_step_once(runs_folder):
-    chosen, text = choose_snapshot(runs_folder, "ctr-async", "fc1/kernel", 2, 7, None)
+    chosen, text = choose_snapshot(runs_folder, "ctr-async", "fc1/kernel", 2, 7, False, None)
     assert chosen == {"run": "ctr-async", "variable": "fc1/kernel", "step": 100, "newest": False}
     assert text == "step 100 · 3 of 8"
-    again, _ = choose_snapshot(runs_folder, "ctr-async", "fc1/kernel", 2, 7, chosen)
+    again, _ = choose_snapshot(runs_folder, "ctr-async", "fc1/kernel", 2, 7, False, chosen)
     assert again is no_update
     assert write_query(chosen, "run") == "?run=ctr-async&variable=fc1%2Fkernel&step=100"
+
+
+@pytest.mark.parametrize(("position", "last", "single"), [(5, 5, False), (0, 1, True)])
+def test_a_slider_at_its_end_follows_what_it_does_not_show_yet(runs_folder, position, last, single):
+    chosen, text = choose_snapshot(
+        runs_folder, "ctr-async", "fc1/kernel", position, last, single, None
+    )
+    assert (chosen["step"], chosen["newest"]) == (350, True)
+    assert text.endswith("follows the newest")
 
 
 def test_another_run_offers_its_own_variables(runs_folder):

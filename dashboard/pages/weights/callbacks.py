@@ -58,6 +58,7 @@ def register(app: Dash, folder: Path) -> None:
         Input(*variable),
         Input(Weights.SLIDER, "value"),
         Input(Weights.SLIDER, "max"),
+        State(Weights.SLIDER, "disabled"),
         State(Weights.SNAPSHOT, "data"),
     )(partial(choose_snapshot, folder))
     app.callback(
@@ -106,14 +107,20 @@ def choose_snapshot(
     key: str | None,
     variable: str | None,
     position: int | None,
-    _last: int | None,
+    last: int | None,
+    single: bool | None,
     known: dict[str, Any] | None,
 ) -> tuple[Any, str]:
-    """Turn the slider's position into a step."""
+    """Turn the slider's position into a step.
+
+    Whether the page follows the newest snapshot is judged by the slider that the user sees: by
+    now the run may hold snapshots that the slider does not show yet.
+    """
     _, variable, steps = variables_and_steps(folder, key, variable)
-    place = min(max(int(position or 0), 0), max(steps.size - 1, 0))
+    end = int(steps.size) - 1
+    newest = bool(single) or position is None or position >= (last or 0)
+    place = end if newest else min(max(int(position or 0), 0), end)
     step = int(steps[place]) if steps.size else None
-    newest = place >= steps.size - 1
     snapshot = {"run": key, "variable": variable, "step": step, "newest": newest}
     return no_update if snapshot == known else snapshot, readout(steps, place)
 
