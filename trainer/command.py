@@ -18,8 +18,8 @@ from deepinsight.trainer.cluster.launcher import LAUNCH_VARIABLE, Interrupted, l
 from deepinsight.trainer.cluster.lifetime import Termination, die_with_parent
 from deepinsight.trainer.cluster.topology import Topology, read_tf_config
 from deepinsight.trainer.cluster.watch import Watch, appear
-from deepinsight.trainer.errors import OptionError
-from deepinsight.trainer.options import Options
+from deepinsight.trainer.errors import ClusterError, OptionError
+from deepinsight.trainer.options import Options, checkpoint_step, has_checkpoint
 from deepinsight.trainer.progress import (
     EVENTS_VARIABLE,
     Display,
@@ -188,9 +188,18 @@ def _options(given: dict[str, Any]) -> Options:
         if "TF_CONFIG" in os.environ:
             raise OptionError("In a cluster --run-dir must be given, the same for every process.")
         given = {**given, "run_dir": _new_run_dir(given)}
-    if "steps" not in given:
+    if given.get("resume") and (Path(given["run_dir"]) / "run.json").exists():
+        given = Options.taken_over(given, _config(given["run_dir"]))
+    elif "steps" not in given:
         given = {**given, "steps": None if "epochs" in given else DEFAULT_STEPS}
     return Options(**given)
+
+
+def _config(run_dir: str) -> dict[str, Any]:
+    from deepinsight.traces import open_run
+
+    with open_run(run_dir) as run:
+        return dict(run.config)
 
 
 def _new_run_dir(given: dict[str, Any]) -> str:
@@ -206,8 +215,6 @@ def _new_run_dir(given: dict[str, Any]) -> str:
 
 def _check_run_dir(options: Options) -> None:
     """Refuse to write over a run, or to continue what is not there or is something else."""
-    from deepinsight.traces import open_run
-
     path = Path(options.run_dir)
     exists = (path / "run.json").exists()
     if not options.resume:
@@ -218,13 +225,21 @@ def _check_run_dir(options: Options) -> None:
         return
     if not exists:
         raise OptionError(f"--resume: there is no run in --run-dir {path}.")
-    if not (path / "checkpoints" / "checkpoint").exists():
+    if not has_checkpoint(options.run_dir):
         raise OptionError(
             f"--resume: {path} has no checkpoint. It was trained with --checkpoint-every 0 or "
             f"ended before its first; start a new run."
         )
-    with open_run(path) as run:
-        options.check_resumes(run.config)
+    config = _config(options.run_dir)
+    options.check_resumes(config)
+    step = checkpoint_step(options.run_dir)
+    if options.steps and step is not None and step >= options.steps:
+        raise OptionError(
+            f"--resume: {path} is already at step {step}; give a larger --steps. Received: "
+            f"{options.steps}."
+        )
+    for difference in options.differences(config):
+        print(f"--resume: {difference}", flush=True)
 
 
 def _run_cluster(options: Options, arguments: Sequence[str]) -> int:
@@ -238,16 +253,24 @@ def _run_cluster(options: Options, arguments: Sequence[str]) -> int:
         launch(command, options.run_dir, ps=options.ps, workers=options.workers, report=display)
     except Interrupted as signal:
         display.clear()
-        resume = " --resume continues it." if options.checkpoint_every else ""
-        display.line(f"ended by {signal}; the run is in {options.run_dir}.{resume}")
+        display.line(f"ended by {signal}; the run is in {options.run_dir}.{_resume_hint(options)}")
         return 128 + signal.number
-    except DeepInsightError:
+    except ClusterError as error:
         display.clear()
-        raise
+        hint = _resume_hint(options)
+        raise ClusterError(f"{error}\n\n{hint.strip()}" if hint else str(error)) from error
     display.clear()
     for line in summary(display, options.run_dir, _bayes_auc(options)):
         display.line(line)
     return 0
+
+
+def _resume_hint(options: Options) -> str:
+    """What to type to go on, where that is possible."""
+    step = checkpoint_step(options.run_dir)
+    if step is None:
+        return ""
+    return f" --run-dir {options.run_dir} --resume continues it from step {step}."
 
 
 def _run_alone(options: Options) -> NoReturn:
@@ -259,7 +282,7 @@ def _run_alone(options: Options) -> NoReturn:
         _train(options, None, display, termination, time.time())
     display.clear()
     if termination.requested.is_set():
-        display.line(f"ended by a signal; the run is in {options.run_dir}.")
+        display.line(f"ended by a signal; the run is in {options.run_dir}.{_resume_hint(options)}")
     else:
         for line in summary(display, options.run_dir, _bayes_auc(options)):
             display.line(line)

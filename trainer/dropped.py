@@ -15,6 +15,7 @@ class DroppedGradients:
 
     Attributes:
         count: Gradients dropped so far.
+        accepted: Gradients accepted so far. Pushes are either, or still undecided.
         round: The next round, as of the last update.
     """
 
@@ -23,6 +24,7 @@ class DroppedGradients:
         self._undecided: deque[int] = deque()
         self._decided = 0
         self.count = 0
+        self.accepted = 0
         self.round = 0
 
     def update(self, pushed_for: int, decided: NDArray[np.int64]) -> None:
@@ -37,5 +39,5 @@ class DroppedGradients:
         while self._undecided and self._undecided[0] < self.round:
             self._undecided.popleft()
             self._decided += 1
-        accepted = int(decided[self._worker]) - self._accepted_before
-        self.count = self._decided - accepted
+        self.accepted = int(decided[self._worker]) - self._accepted_before
+        self.count = self._decided - self.accepted

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,15 @@ def checkpoint_dir(run_dir: str) -> str:
 def has_checkpoint(run_dir: str) -> bool:
     """Whether a run has a checkpoint, from which ``--resume`` could continue."""
     return (Path(checkpoint_dir(run_dir)) / "checkpoint").exists()
+
+
+def checkpoint_step(run_dir: str) -> int | None:
+    """The global step of a run's newest checkpoint; None if there is none."""
+    if not has_checkpoint(run_dir):
+        return None
+    state = (Path(checkpoint_dir(run_dir)) / "checkpoint").read_text(encoding="utf-8")
+    newest = re.search(r'^model_checkpoint_path: ".*-(\d+)"$', state, re.MULTILINE)
+    return int(newest[1]) if newest else None
 
 
 @dataclass(frozen=True)
@@ -175,6 +185,37 @@ class Options:
         for name in ("run_dir", "resume"):
             del values[name]
         return {**values, "hidden": list(self.hidden)}
+
+    @staticmethod
+    def taken_over(given: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+        """What a resumed run is told: what was given now, and else what the run was told.
+
+        Args:
+            given: Options that are given now.
+            config: `Run.config` of the run to continue.
+
+        Returns:
+            Arguments for `Options`. ``--steps`` and ``--epochs`` go together: one that is given
+            replaces both. ``--replicas-to-aggregate`` is taken over where it was less than all.
+        """
+        names = {field.name for field in dataclasses.fields(Options)}
+        taken = {name: value for name, value in config.items() if name in names}
+        if {"steps", "epochs"} & set(given):
+            taken |= {"steps": None, "epochs": None}
+        together = {**taken, **given}
+        everyone = taken.get("replicas_to_aggregate") == taken.get("workers")
+        if everyone or together.get("synchronization") != "sync":
+            taken["replicas_to_aggregate"] = None
+        together = {**taken, **given}
+        return {**together, "hidden": tuple(together.get("hidden", ()))}
+
+    def differences(self, config: dict[str, Any]) -> list[str]:
+        """What differs from the run's configuration, one line per option."""
+        return [
+            f"{_flag(name)} was {_shown(config[name])}, is {_shown(value)} now"
+            for name, value in self.config().items()
+            if name in config and config[name] != value
+        ]
 
     def check_resumes(self, config: dict[str, Any]) -> None:
         """Check that a run with this configuration can be continued with these options.

@@ -129,6 +129,7 @@ class Worker:
             reason = self._train(
                 session, graph, hook, chores=chores, barriers=barriers, start=start
             )
+            self._record_sync(hook, self._last[0])
             self._part(session, graph, barriers, chores)
             self._report(self._done_event(reason))
             if self._stall or self._termination.failed:
@@ -220,8 +221,15 @@ class Worker:
             declare(
                 "sync/dropped_gradients",
                 unit="gradients",
-                description="Gradients of this worker that came after the end of their round, "
-                "since the process began.",
+                description="Gradients of this worker, since the process began, for rounds that "
+                "ended without them: they came too late, or were computed for a round that was "
+                "over already (with backup workers, tokens of older rounds stay queued).",
+            )
+            declare(
+                "sync/accepted_gradients",
+                unit="gradients",
+                description="Gradients of this worker, since the process began, that were taken "
+                "into a round. Its pushes are these, the dropped ones and those still undecided.",
             )
 
     def _chores(
@@ -360,12 +368,17 @@ class Worker:
             before = self._dropped.count if self._pushes > 1 else None
             self._dropped.update(int(out["step"]), out["decided"])
             if self._dropped.count != before or not self._pushes % DROPPED_EVERY:
-                hook.writer.record("sync/dropped_gradients", float(self._dropped.count), step=step)
+                self._record_sync(hook, step)
             step = max(step, self._dropped.round)
         if now - self._reported_s > REPORT_EVERY_S:
             self._reported_s = now
             self._report({"kind": "step", "step": step, "loss": float(out["loss"])})
         return step
+
+    def _record_sync(self, hook: TraceHook, step: int) -> None:
+        if self._dropped is not None and self._pushes:
+            hook.writer.record("sync/dropped_gradients", float(self._dropped.count), step=step)
+            hook.writer.record("sync/accepted_gradients", float(self._dropped.accepted), step=step)
 
     def _report_start(self, hook: TraceHook, step: int, now: float) -> None:
         startup = now - self._launched_s

@@ -4,7 +4,7 @@ import pytest
 
 from deepinsight.errors import DeepInsightError
 from deepinsight.trainer.errors import OptionError
-from deepinsight.trainer.options import Options
+from deepinsight.trainer.options import Options, checkpoint_step
 
 
 def test_defaults_depend_on_the_model_and_the_rule():
@@ -85,3 +85,33 @@ def test_a_synchronous_step_takes_a_batch_of_every_worker():
     assert Options(**given, synchronization="sync").examples(7) == 210
     backed_up = Options(**given, synchronization="sync", replicas_to_aggregate=1)
     assert backed_up.examples(7) == 210  # a backup draws examples, whatever becomes of them
+
+
+def test_a_resumed_run_takes_over_what_is_not_given():
+    first = Options(run_dir="r", workers=3, batch_size=7, synchronization="sync", steps=50)
+    config = json.loads(json.dumps({**first.config(), "data_facts": {}}))
+    again = Options(**Options.taken_over({"run_dir": "r", "resume": True}, config))
+    assert again.config() == first.config()
+    assert again.differences(config) == []
+    more = Options(**Options.taken_over({"run_dir": "r", "workers": 4, "epochs": 2}, config))
+    assert (more.batch_size, more.workers, more.replicas_to_aggregate) == (7, 4, 4)
+    assert (more.steps, more.epochs) == (None, 2)
+    assert "--workers was 3, is 4 now" in more.differences(config)
+    alone = Options(**Options.taken_over({"run_dir": "r", "synchronization": "async"}, config))
+    assert alone.replicas_to_aggregate is None
+
+
+def test_backups_are_taken_over():
+    given = {"run_dir": "r", "workers": 3, "synchronization": "sync", "replicas_to_aggregate": 2}
+    config = json.loads(json.dumps(Options(**given).config()))
+    assert Options(**Options.taken_over({"run_dir": "r"}, config)).replicas_to_aggregate == 2
+
+
+def test_the_step_of_the_newest_checkpoint_is_read(tmp_path):
+    assert checkpoint_step(str(tmp_path)) is None
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint").write_text(
+        'model_checkpoint_path: "model-1200"\nall_model_checkpoint_paths: "model-1000"\n'
+        'all_model_checkpoint_paths: "model-1200"\n'
+    )
+    assert checkpoint_step(str(tmp_path)) == 1200

@@ -96,13 +96,20 @@ def test_resume_continues_steps_and_trace(asynchronous, train):
     path, _ = asynchronous
     before = open_run(path)
     last = int(before.frame("eval/auc")["step"].max())
+    again = train("--run-dir", path, "--resume")
+    assert again.returncode == 2
+    assert f"is already at step {last}; give a larger --steps. Received: 60" in again.stderr
     done = train(
-        "--run-dir", path, "--resume", "--steps", last + 20, *SMALL,
-        "--synchronization", "sync", "--ps", 2,
+        "--run-dir", path, "--resume", "--steps", last + 20, "--synchronization", "sync",
+        "--ps", 2,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "--resume: --ps was 1, is 2 now" in done.stdout
+    assert before.config["batch_size"] == 50
     after = open_run(path)
     assert after.run_id == before.run_id
+    assert after.config["batch_size"] == 50  # taken over
+    assert (value(after, "sync/accepted_gradients") >= 10).any()
     assert after.status == "finished"
     steps = after.frame("staleness/global")["step"]
     assert set(range(last + 1, last + 21)) <= set(steps)
@@ -277,7 +284,8 @@ def test_ctrl_c_ends_a_single_process_too(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 130
-    assert output.endswith(f"ended by a signal; the run is in {tmp_path / 'run'}.\n")
+    assert f"ended by a signal; the run is in {tmp_path / 'run'}. --run-dir" in output
+    assert "--resume continues it from step" in output
     assert "Traceback" not in output
     assert (tmp_path / "run" / "checkpoints" / "checkpoint").exists()
 

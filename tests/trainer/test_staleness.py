@@ -233,4 +233,4 @@ def test_undecided_pushes_are_not_counted_as_dropped():
     count.update(6, np.array([8, 0, 6, 0]))
     assert count.count == 1
     count.update(6, np.array([9, 0, 8, 0]))
-    assert count.count == 2
+    assert (count.count, count.accepted) == (2, 2)
