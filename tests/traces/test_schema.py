@@ -78,7 +78,7 @@ texts = st.text(
     labels=st.none() | st.tuples(texts, texts),
     details=st.dictionaries(texts, st.none() | st.integers() | texts | st.lists(st.booleans()))
 )  # fmt: skip
-def test_attributes_round_trip(unit, description, reduction, axis, labels, details):  # noqa: PLR0917
+def test_attributes_round_trip(unit, description, reduction, axis, labels, details):
     info = StreamInfo(
         "a/b", (2,), "float16", unit, description, (Axis(axis, labels, unit),), reduction, details
     )
