@@ -48,11 +48,24 @@ def test_the_samples_are_small() -> None:
     assert {p.suffix for p in files} <= {".h5", ".json", ".md", ".lock", ""}
 
 
+WITHOUT_TENSORFLOW = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None\n"
+
+
+def test_the_dashboard_of_the_samples_needs_no_tensorflow() -> None:
+    code = WITHOUT_TENSORFLOW + (
+        "from pathlib import Path\n"
+        "from deepinsight.dashboard.app import create_app\n"
+        "from deepinsight.dashboard.pages.weights.layout import build\n"
+        "folder = Path(sys.argv[1])\n"
+        "assert create_app(folder).server.test_client().get('/').status_code == 200\n"
+        "assert 'fc1/kernel' in str(build(folder, {'run': ['async']}))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(SAMPLES)], check=True, timeout=120)
+
+
 def test_the_report_of_the_samples_needs_no_tensorflow(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None\n"
-        "from deepinsight.cli import main\n"
-        "sys.exit(main(['report', *sys.argv[1:]]))\n"
+    code = WITHOUT_TENSORFLOW + (
+        "from deepinsight.cli import main\nsys.exit(main(['report', *sys.argv[1:]]))\n"
     )
     target = tmp_path / "report.html"
     runs = [str(SAMPLES / "async"), str(SAMPLES / "sync")]
