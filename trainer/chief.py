@@ -68,7 +68,7 @@ class Chores:
         """Evaluate (unless there is no time for it) and save a last time."""
         step = int(session.run(self._graph.global_step))
         if not interrupted and step != self._evaluated:
-            self.evaluate(session, step)
+            self.evaluate(session, step, last=True)
         if self._options.checkpoint_every and step != self._saved:
             self.save(session, step)
 
@@ -77,7 +77,7 @@ class Chores:
         self._saver.save(session, self._path, global_step=step, write_meta_graph=False)
         self._saved = step
 
-    def evaluate(self, session: v1.Session, step: int) -> None:
+    def evaluate(self, session: v1.Session, step: int, *, last: bool = False) -> None:
         """Evaluate on the held-out part and on a sample of the training part."""
         position = self._options.examples(step)
         logits: Callable[[Any], Any] = lambda ids: session.run(  # noqa: E731
@@ -93,6 +93,7 @@ class Chores:
             {
                 "kind": "eval",
                 "step": step,
+                "last": last,
                 "loss": held_out.loss,
                 "auc": held_out.auc,
                 "train_loss": training.loss,

@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from deepinsight.trainer.progress import (
     Display,
     Event,
     Reporter,
+    count,
     pipe_reporter,
     summary,
 )
@@ -128,7 +130,12 @@ def _add_cluster(group: Any) -> None:
 
 
 def _widths(text: str) -> tuple[int, ...]:
-    return tuple(int(width) for width in text.split(","))
+    try:
+        return tuple(int(width) for width in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be whole numbers with commas between them, such as 64,32. Received: {text!r}"
+        ) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,6 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if topology is not None:
             _be_task(options, topology)
         _check_run_dir(options)
+        _check_data(options)
         if options.ps == 0:
             _run_alone(options)
         return _run_cluster(options, arguments)
@@ -242,11 +250,24 @@ def _check_run_dir(options: Options) -> None:
         print(f"--resume: {difference}", flush=True)
 
 
+def _check_data(options: Options) -> None:
+    """Look at the data file before anything is started."""
+    if options.data == "criteo":
+        check = importlib.import_module("deepinsight.trainer.data.criteo").check_file
+        try:
+            check(options.data_path)
+        except DeepInsightError as error:
+            raise OptionError(f"--data-path: {error}") from error
+
+
 def _run_cluster(options: Options, arguments: Sequence[str]) -> int:
     display = Display(options.steps)
     display.line(
         f"{options.model} on {options.data}, {options.synchronization} {options.optimizer}: "
-        f"{options.ps} ps, {options.workers} workers; logs in {options.run_dir}/logs"
+        f"{options.ps} ps, {count(options.workers, 'worker')}; logs in {options.run_dir}/logs"
+    )
+    display.line(
+        f"starting {options.ps + options.workers} processes; their first steps take 10 to 30 s"
     )
     command = ["-m", "deepinsight.trainer.command", *arguments, "--run-dir", options.run_dir]
     try:
@@ -322,7 +343,8 @@ def _run_task(options: Options, topology: Topology) -> int:
     _train(options, topology, report, termination, launched)
     if events is None and topology.is_chief:
         display.clear()
-        for line in summary(display, options.run_dir, _bayes_auc(options)):
+        alone = len(topology.workers) > 1
+        for line in summary(display, options.run_dir, _bayes_auc(options), alone=alone):
             display.line(line)
     return termination.exit_status
 
@@ -373,13 +395,43 @@ def _train(
 def _import(name: str) -> Any:
     """Import what needs TensorFlow, or say how to get it."""
     try:
-        return importlib.import_module(name)
+        with _import_notes_kept_back():
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name not in ("tensorflow", "sklearn"):
             raise
         raise OptionError(
             f"Training needs {error.name}. Install it with: pip install 'deepinsight[trainer]'"
         ) from error
+
+
+@contextmanager
+def _import_notes_kept_back() -> Iterator[None]:
+    """Keep what TensorFlow's libraries write while they are loaded, and show it on failure only.
+
+    They write to the file descriptor before their log levels can be set: about oneDNN, and that
+    there is no graphics processor, which is not wanted here.
+    """
+    if "tensorflow" in sys.modules:
+        yield
+        return
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as notes:
+        os.dup2(notes.fileno(), 2)
+        try:
+            yield
+            if "tensorflow" in sys.modules:
+                tensorflow = sys.modules["tensorflow"]
+                tensorflow.config.list_physical_devices()  # looks for them now, not later
+                tensorflow.compat.v1.logging.set_verbosity(tensorflow.compat.v1.logging.ERROR)
+        except BaseException:
+            notes.seek(0)
+            os.write(terminal, notes.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
 
 
 def _bayes_auc(options: Options) -> float | None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from deepinsight.trainer.data.base import DataSet
+from deepinsight.trainer.devices import by_device
 from deepinsight.trainer.models import Model, create_model
 from deepinsight.trainer.optimizers import (
     LeastLoaded,
@@ -124,12 +125,10 @@ def build_graph(options: Options, data: DataSet, replica: Replica) -> TrainingGr
 
 def bring_here(tensors: Mapping[str, tf.Tensor | None]) -> dict[str, tf.Tensor]:
     """Bring small int64 scalars and vectors to the device of the scope, one message per device."""
-    by_device: dict[str, dict[str, tf.Tensor]] = {}
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            by_device.setdefault(tensor.device, {})[name] = tensor
+    known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     here = {}
-    for device, there in by_device.items():
+    for device, names in by_device(known).items():
+        there = {name: known[name] for name in names}
         sizes = [1 if t.shape.rank == 0 else int(t.shape[0]) for t in there.values()]
         with tf.device(device):
             packed = tf.concat([tf.reshape(t, [-1]) for t in there.values()], axis=0)

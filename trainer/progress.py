@@ -6,13 +6,14 @@ write, so lines of several processes do not mix. `kind` says what it is:
 ========  ==================================================================================
 started   a worker has made its first step: import_s, startup_s (from launch, imports included)
 step      a worker has come to global step `step` with batch loss `loss` (a few times a second)
-eval      the chief has evaluated: step, loss, auc, train_loss, train_auc
+eval      the chief has evaluated: step, loss, auc, train_loss, train_auc; last: at the end
 done      a worker has ended: reason, pushes, first_step, last_step, first_time_s, last_time_s,
           staleness (mean), dropped
 ========  ==================================================================================
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -54,6 +55,7 @@ class Display:
         self._shown_at = float("-inf")
         self._step, self._loss = 0, float("nan")
         self._evaluation: Event | None = None
+        self._evaluation_shown = False
         self.startup: dict[str, Event] = {}
         self.done: dict[str, Event] = {}
 
@@ -61,6 +63,21 @@ class Display:
     def evaluation(self) -> Event | None:
         """The newest evaluation."""
         return self._evaluation
+
+    @property
+    def evaluation_shown(self) -> bool:
+        """Whether the newest evaluation has a line of its own already."""
+        return self._evaluation_shown
+
+    @property
+    def loss(self) -> float:
+        """The newest batch loss that was told; NaN before any."""
+        return self._loss
+
+    @property
+    def trained(self) -> bool:
+        """Whether a step was told."""
+        return self._step > 0
 
     def __call__(self, event: Event) -> None:
         """Take in an event."""
@@ -73,7 +90,8 @@ class Display:
             )
         elif kind == "eval":
             self._evaluation = event
-            if not self._moving:
+            self._evaluation_shown = not (self._moving or event["last"])
+            if self._evaluation_shown:
                 self.line(_evaluation_text(event))
         elif kind == "done":
             self.done[event["process"]] = event
@@ -126,28 +144,51 @@ def _evaluation_text(event: Event) -> str:
     )
 
 
-def summary(display: Display, run_dir: str, bayes_auc: float | None = None) -> list[str]:
-    """The last words of a run: what was reached, how fast, how stale, and what to type next."""
+def count(number: int, noun: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def summary(
+    display: Display, run_dir: str, bayes_auc: float | None = None, *, alone: bool = False
+) -> list[str]:
+    """The last words of a run: what was reached, how fast, how stale, and what to type next.
+
+    Args:
+        display: What has been told.
+        run_dir: The run.
+        bayes_auc: The best possible AUC, where it is known.
+        alone: Whether only one of several workers has told.
+    """
     lines = []
     done = list(display.done.values())
     evaluation = display.evaluation
-    if evaluation is not None:
+    if evaluation is not None and not display.evaluation_shown:
         lines.append("at the end: " + _evaluation_text(evaluation))
     if bayes_auc is not None:
         lines.append(f"the best possible auc on this data is {bayes_auc:.4f}")
+    mine = " of this worker; the other workers' figures are in the trace" if alone else ""
     pushes = sum(d["pushes"] for d in done)
     if pushes:
         steps = max(d["last_step"] for d in done) - min(d["first_step"] for d in done)
         seconds = max(d["last_time_s"] for d in done) - min(d["first_time_s"] for d in done)
         stale = sum(d["staleness"] * d["pushes"] for d in done) / pushes
         rate = f"{steps / seconds:.0f} steps/s, " if seconds > 0 else ""
-        lines.append(f"{rate}mean staleness {stale:.2f} updates over {pushes} pushes")
+        lines.append(f"{rate}mean staleness {stale:.2f} updates over {pushes} pushes{mine}")
     dropped = [d["dropped"] for d in done if d["dropped"] is not None]
     if dropped:
-        lines.append(f"{sum(dropped)} of {pushes} gradients dropped")
+        lines.append(f"{sum(dropped)} of {count(pushes, 'gradient')} dropped")
     short = [d["process"] for d in done if d["reason"] == "data"]
     if short:
         lines.append(f"data ran out on {', '.join(sorted(short))}")
+    elif any(d["reason"] == "left" for d in done):
+        lines.append("another worker left, which ends a synchronous run")
+    losses = [display.loss] if display.trained else []
+    losses += [evaluation["loss"]] if evaluation is not None else []
+    if not all(math.isfinite(loss) for loss in losses):
+        lines.append(
+            "WARNING: the loss is not a finite number any more; a smaller --learning-rate may help"
+        )
     parent = os.path.dirname(os.path.normpath(run_dir)) or "."
     lines += [f"the run is in {run_dir}", f"look at it: deepinsight dashboard {parent}"]
     return lines

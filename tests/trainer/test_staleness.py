@@ -59,7 +59,7 @@ class Scripted:
                 "op": self.push.op,
                 "step": self.push.step,
                 "staleness": self.push.staleness.overall,
-                "variables": counts.in_order(self.push.staleness),
+                "variables": tf.concat(list(self.push.staleness.variables.values()), axis=0),
             }
             if self.push.decided is not None:
                 self.fetches |= {"token": self.push.token, "decided": self.push.decided}
@@ -222,6 +222,17 @@ def test_a_worker_that_leaves_frees_the_others(server):
     assert chief._result["decided"].tolist() == [0, 0, 0, 1]
     other.session.close()
     chief.session.close()
+
+
+def test_an_update_that_cannot_be_counted_is_refused():
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        weight = v1.get_variable("w", [2], use_resource=True)
+        other = v1.get_variable("v", [2], use_resource=True)
+        counts = UpdateCounts({"w": weight}, step)
+        update = other.assign_add([1.0, 1.0]).op
+        with pytest.raises(ValueError, match="none for 'w:0' among 1 ops"):
+            counts.raise_after([update], update)
 
 
 def test_undecided_pushes_are_not_counted_as_dropped():

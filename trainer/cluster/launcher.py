@@ -7,6 +7,7 @@ If the launcher itself is killed, the kernel ends its children (`lifetime.die_wi
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -29,6 +30,10 @@ POLL_S = 0.1
 END_TIMEOUT_S = 20.0
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
+NOTES = re.compile(  # TensorFlow's own: "I0000 00:00:…", "W0000 …", and what belongs to them
+    r"[IW]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages before absl|"
+    r"To enable the following instructions|E\d{4} .*(cuda|cuInit)"
+)
 
 
 @dataclass(frozen=True)
@@ -183,26 +188,29 @@ def _obituary(child: _Child, status: int) -> str:
     how = f"ended with status {status}"
     if status < 0:
         how = f"was killed by {signal.Signals(-status).name}"
-    return (
-        f"{child.name} {how}, so the run was ended. The end of {child.log}:\n\n{_tail(child.log)}"
-    )
+    if status == -signal.SIGKILL:
+        how += " (by someone, or by the system for want of memory)"
+    tail = _tail(child.log)
+    said = f" The end of {child.log}:\n\n{tail}" if tail else f" {child.log} says nothing of it."
+    return f"{child.name} {how}, so the run was ended.{said}"
 
 
 def _overdue(ended: Sequence[tuple[_Child, int | None]]) -> str:
     late = [child for child, status in ended if status is None]
     return (
         f"Training is over, but {', '.join(child.name for child in late)} did not end within "
-        f"{END_TIMEOUT_S:.0f} s. The end of {late[0].log}:\n\n{_tail(late[0].log)}"
+        f"{END_TIMEOUT_S:.0f} s. See {late[0].log}.\n\n{_tail(late[0].log)}"
     )
 
 
 def _tail(path: Path) -> str:
+    """The last lines of a log that may say why a process died: a traceback, or a message."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
         text = file.read().decode(errors="replace")
-    lines = text.splitlines()[-TAIL_LINES:]
-    return "\n".join(f"  {line}" for line in lines) or "  (empty)"
+    lines = [line for line in text.splitlines() if line.strip() and not NOTES.match(line)]
+    return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
 
 
 def _end(children: Sequence[_Child], word: signal.Signals) -> None:

@@ -83,10 +83,7 @@ class Criteo(DataSet):
                 for index, line in enumerate(file):
                     yield index, line.rstrip("\r\n")
         except (OSError, UnicodeDecodeError, EOFError) as error:
-            raise DataError(
-                f"{self._path}: the Criteo file cannot be read ({error}). --data-path must name a "
-                f"file of tab-separated text."
-            ) from error
+            raise unreadable(self._path, error) from error
 
     def _parse(self, lines: list[tuple[int, str]]) -> Batch:
         ids = np.zeros((len(lines), FIELDS - 1), np.int32)
@@ -154,6 +151,29 @@ class Criteo(DataSet):
     def training_sample(self, position: int = 0) -> Batch:
         """The first training lines, at most as many as may be held out."""
         return self._sample
+
+
+def check_file(path: str | Path) -> None:
+    """Check that a file can be read and that its first line is one of Criteo's.
+
+    Raises:
+        DataError: If not.
+    """
+    try:
+        with _open_text(Path(path)) as file:
+            parse_line(file.readline().rstrip("\r\n"), 2)
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise DataError(f"{path}, line 1: {error}") from error
+
+
+def unreadable(path: str | Path, error: Exception) -> DataError:
+    """The error for a file that cannot be read."""
+    return DataError(
+        f"{path}: the Criteo file cannot be read ({error}). --data-path must name a file of "
+        f"tab-separated text."
+    )
 
 
 def parse_line(line: str, buckets: int) -> tuple[float, list[int]]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from deepinsight.trainer.data.base import FeatureGroup
+from deepinsight.trainer.devices import by_device
 from deepinsight.trainer.models.base import (
     FeatureGroups,
     Initializers,
@@ -68,11 +69,8 @@ class WideDeep(Model):
         for group in self._groups:
             columns[group.name] = slice(start, start + group.slots)
             start += group.slots
-        by_device: dict[str, list[str]] = {}
-        for name, table in self.tables.items():
-            by_device.setdefault(table.device, []).append(name)
         sums = {}
-        for device, names in by_device.items():
+        for device, names in by_device(self.tables).items():
             with tf.device(device):
                 parts = [
                     tf.reduce_sum(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from deepinsight.trainer.devices import by_device
 from deepinsight.trainer.models.base import Model
 
 v1 = tf.compat.v1
@@ -31,14 +32,6 @@ class LeastLoaded:
         count = int(np.prod([dim.size for dim in elements.dim], dtype=np.int64))
         self._bytes[task] += count * tf.as_dtype(op.get_attr("dtype")).size
         return task
-
-
-def by_device(variables: Mapping[str, tf.Variable]) -> dict[str, list[str]]:
-    """The names of the variables on each device, in the order given."""
-    names: dict[str, list[str]] = {}
-    for name, variable in variables.items():
-        names.setdefault(variable.device, []).append(name)
-    return names
 
 
 def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -14,8 +14,8 @@ variable's accumulator decide by itself: a push that arrives in the very moment 
 ends may be accepted for some variables and dropped for others; it counts as it began.)
 
 Tokens: every round ends with max(workers, replicas_to_aggregate) tokens that carry the next
-round's number; a worker waits for one before it goes on. A worker that leaves puts `END_TOKEN`s
-behind them, so that nobody waits for gradients that will never come.
+round's number; a worker waits for one before it goes on. A worker that leaves raises a flag and
+puts one more token per worker behind them, so that nobody waits for gradients that will not come.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

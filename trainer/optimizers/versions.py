@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers.exchange import by_device
+from deepinsight.trainer.devices import by_device
 
 NO_LIMIT = 2**62  # ResourceCountUpTo wants a limit; at 10^6 updates/s this is 146,000 years
 v1 = tf.compat.v1
@@ -76,12 +76,8 @@ class UpdateCounts:
 
     @property
     def labels(self) -> list[str]:
-        """The names of the variables, in the order of `in_order`'s result."""
+        """The names of the variables in the order of `Versions.variables`, device by device."""
         return [name for names in self._names.values() for name in names]
-
-    def in_order(self, versions: Versions) -> tf.Tensor:
-        """The counts of all variables, int64 ``[variables]``, on the device of the scope."""
-        return tf.concat(list(versions.variables.values()), axis=0)
 
     def read(self) -> Versions:
         """Read all counts, the global step first, under the scope's control dependencies."""
@@ -122,13 +118,24 @@ class UpdateCounts:
 
 
 def updating(variable: tf.Variable, ops: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """The ops among `ops` that write to a resource variable."""
+    """The ops among `ops` that write to a resource variable.
+
+    Raises:
+        ValueError: If there is none: its update could not be counted.
+    """
     writes = ("ResourceApply", "ResourceSparseApply", "ResourceScatter", "Assign")
-    return [
+    found = [
         op
         for op in ops
         if op.type.startswith(writes) and any(t is variable.handle for t in op.inputs)
     ]
+    if not found:
+        raise ValueError(
+            f"The update rule must write to every variable with one of the ops "
+            f"{', '.join(writes)}…, so that its updates can be counted. Received: none for "
+            f"{variable.name!r} among {len(ops)} ops."
+        )
+    return found
 
 
 def _fetch_and_add(counter: tf.Variable) -> tf.Tensor:

@@ -1,0 +1,65 @@
+"""The last words of a run."""
+
+import io
+
+from deepinsight.trainer.progress import Display, count, summary
+
+DONE = {
+    "kind": "done", "process": "worker-0", "reason": "steps", "pushes": 69, "first_step": 1,
+    "last_step": 100, "first_time_s": 0.0, "last_time_s": 9.9, "staleness": 0.5, "dropped": None,
+}  # fmt: skip
+
+
+def evaluation(step, *, loss=0.5, last=False):
+    return {
+        "kind": "eval", "step": step, "loss": loss, "auc": 0.7, "train_loss": 0.4,
+        "train_auc": 0.8, "last": last,
+    }  # fmt: skip
+
+
+def words(*events, **settings):
+    out = io.StringIO()
+    display = Display(100, out)
+    for event in events:
+        display(event)
+    return out.getvalue(), summary(display, "runs/x", **settings)
+
+
+def test_the_last_evaluation_is_shown_once():
+    shown, last = words(evaluation(50), evaluation(100, last=True), DONE)
+    assert "step 50  eval loss" in shown
+    assert "step 100" not in shown
+    assert last[0].startswith("at the end: step 100  eval loss 0.5000 auc 0.7000")
+    shown, last = words(evaluation(100), DONE)
+    assert "step 100  eval loss" in shown
+    assert not any("step 100" in line for line in last)
+
+
+def test_figures_of_one_worker_are_not_given_out_as_the_run_s():
+    line = "10 steps/s, mean staleness 0.50 updates over 69 pushes"
+    assert line in words(DONE)[1]
+    alone = words(DONE, alone=True)[1]
+    assert f"{line} of this worker; the other workers' figures are in the trace" in alone
+
+
+def test_a_loss_that_is_no_number_is_warned_of():
+    warned = [any("WARNING: the loss" in line for line in words(*events)[1]) for events in (
+        [DONE],
+        [evaluation(100)],
+        [evaluation(100, loss=float("nan"))],
+        [{"kind": "step", "step": 7, "loss": float("inf")}],
+    )]  # fmt: skip
+    assert warned == [False, False, True, True]
+
+
+def test_a_synchronous_run_that_a_worker_left_says_so():
+    assert (
+        "another worker left, which ends a synchronous run" in words({**DONE, "reason": "left"})[1]
+    )
+    both = words({**DONE, "reason": "left"}, {**DONE, "process": "worker-1", "reason": "data"})[1]
+    assert "data ran out on worker-1" in both
+    assert not any("another worker" in line for line in both)
+
+
+def test_nouns_agree_with_their_number():
+    assert [count(n, "worker") for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
