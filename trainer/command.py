@@ -124,8 +124,8 @@ def _add_cluster(group: Any) -> None:
     group.add_argument(
         "--barrier-timeout",
         type=float,
-        help="seconds that workers wait for each other at the start, and the chief at the end "
-        "while no one makes a step (default: 60)",
+        help="seconds that workers wait for each other at the start, the chief at the end while no "
+        "one makes a step, and, sync, the chief for a round before it ends the run (default: 60)",
     )
 
 

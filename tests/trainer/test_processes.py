@@ -303,7 +303,9 @@ def test_a_killed_launcher_leaves_no_orphan(endless):
     assert open_run(run.path).status == "crashed"
 
 
-def test_tf_config_makes_each_process_take_its_place(tmp_path):
+@pytest.fixture
+def tf_config_cluster(tmp_path):
+    """Starts a server, a chief and a worker, each with its place in TF_CONFIG."""
     with ExitStack() as stack:
         holders = [stack.enter_context(socket.socket()) for _ in range(3)]
         for holder in holders:
@@ -312,18 +314,29 @@ def test_tf_config_makes_each_process_take_its_place(tmp_path):
         server, chief, worker = (f"127.0.0.1:{h.getsockname()[1]}" for h in holders)
         cluster = json.loads(tf_config([server], [worker], "worker", 0))["cluster"]
         cluster["chief"] = [chief]
-        processes = {}
-        for job in ("ps", "chief", "worker"):
-            config = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
-            processes[job] = subprocess.Popen(
-                [*COMMAND, "--run-dir", str(tmp_path / "run"), "--steps", "20", *SMALL],
-                env=clean_environment(TF_CONFIG=config, TF_GRPC_REUSE_PORT="1"),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            stack.callback(processes[job].kill)
-        output = {job: p.communicate(timeout=START_S)[0] for job, p in processes.items()}
+
+        def start(*arguments):
+            processes = {}
+            for job in ("ps", "chief", "worker"):
+                config = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
+                processes[job] = subprocess.Popen(
+                    [*COMMAND, "--run-dir", str(tmp_path / "run"), *arguments],
+                    env=clean_environment(TF_CONFIG=config, TF_GRPC_REUSE_PORT="1"),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                stack.callback(processes[job].stdout.close)
+                stack.callback(processes[job].wait, 20)
+                stack.callback(processes[job].kill)
+            return processes
+
+        yield start
+
+
+def test_tf_config_makes_each_process_take_its_place(tf_config_cluster, tmp_path):
+    processes = tf_config_cluster("--steps", "20", *SMALL)
+    output = {job: p.communicate(timeout=START_S)[0] for job, p in processes.items()}
     assert {job: p.returncode for job, p in processes.items()} == dict.fromkeys(processes, 0), (
         output
     )
@@ -333,6 +346,20 @@ def test_tf_config_makes_each_process_take_its_place(tmp_path):
     run = open_run(tmp_path / "run")
     assert {p.name for p in run.processes} == {"worker-0", "worker-1"}
     assert run.status == "finished"
+
+
+def test_a_worker_lost_without_a_launcher_ends_a_synchronous_run(tf_config_cluster, tmp_path):
+    processes = tf_config_cluster(*ENDLESS, "--synchronization", "sync")
+    for line in processes["worker"].stdout:
+        if "first step" in line:
+            break
+    processes["worker"].kill()
+    output = {job: processes[job].communicate(timeout=45)[0] for job in ("chief", "ps")}
+    assert (processes["chief"].returncode, processes["ps"].returncode) == (1, 0), output
+    assert "is gone, and no synchronous round has ended for" in output["chief"]
+    assert "--resume to continue from the newest checkpoint" in output["chief"]
+    assert (tmp_path / "run" / "checkpoints" / "checkpoint").exists()
+    assert open_run(tmp_path / "run").status == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -365,15 +392,16 @@ def test_a_wrong_data_file_is_refused_before_anything_starts(train, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_malformed_data_file_ends_the_run_with_its_line(train, tmp_path):
+def test_a_line_that_cannot_be_trained_on_ends_the_run_as_crashed(train, tmp_path):
     good = "\t".join(["1", *["3"] * 13, *["1f"] * 26])
-    (tmp_path / "day.tsv").write_text(f"{good}\n" * 9 + "1\t2\n" * 11)
+    (tmp_path / "day.tsv").write_text(f"{good}\n" * 30 + "1\t2\n")
     done = train(
         "--run-dir", tmp_path / "run", "--data", "criteo", "--data-path", tmp_path / "day.tsv",
-        "--ps", 0, "--workers", 1,
+        "--ps", 0, "--workers", 1, "--held-out", 2, *SMALL,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "day.tsv, line 10: a line must have 40 tab-separated fields" in done.stderr
+    assert "day.tsv, line 31: a line must have 40 tab-separated fields" in done.stderr
+    assert open_run(tmp_path / "run").status == "crashed"
 
 
 def test_help_needs_no_tensorflow(train):
