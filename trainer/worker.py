@@ -196,7 +196,7 @@ class Worker:
             )
         return "There is no checkpoint to continue from: start a new run in another --run-dir."
 
-    def _watch_rounds(self, session: v1.Session, graph: TrainingGraph) -> None:
+    def _watch_rounds(self, session: v1.Session, graph: TrainingGraph, everyone: bool) -> None:
         """As the chief, end a synchronous run whose rounds have stopped to end."""
         topology, sync = self._topology, graph.push.sync
         if topology is None or sync is None or not self._chief:
@@ -208,9 +208,10 @@ class Worker:
             with suppress(tf.errors.OpError):
                 session.run(sync.leave_op)  # sets free whoever waits for the round
 
-        watch_rounds(
-            Watch(others), self._waiting, self._over, self._options.barrier_timeout, give_up
-        )
+        watch = Watch(others)
+        if everyone:
+            watch.expect_all()
+        watch_rounds(watch, self._waiting, self._over, self._options.barrier_timeout, give_up)
 
     def _declare(self, hook: TraceHook) -> None:
         """Say what will be recorded beside the hook; a late stream costs a new segment."""
@@ -332,10 +333,10 @@ class Worker:
         for batch in self._batches(start):
             if barriers is not None and not self._begun and self._is_ready():
                 self._begun = True
-                barriers.wait_for_start(
+                everyone = barriers.wait_for_start(
                     _plain(session), self._termination.requested, self._options.barrier_timeout
                 )
-                self._watch_rounds(_plain(session), graph)
+                self._watch_rounds(_plain(session), graph, everyone)
             if self._termination.requested.is_set():
                 return "interrupted"
             if step >= limit:

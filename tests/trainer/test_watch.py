@@ -38,6 +38,9 @@ def test_a_process_that_never_answered_is_not_lost(listening):
     assert not watch.seen("ps-0")
     assert watch.lost == []
     assert watch.silent() == ["ps-0"]
+    watch.expect_all()  # unless it is known to have been there
+    time.sleep(0.01)
+    assert watch.lost == ["ps-0"]
 
 
 def test_a_process_that_answered_and_is_silent_is_lost(listening):

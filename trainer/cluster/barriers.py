@@ -72,26 +72,30 @@ class Barriers:
             *(_queue(f"stop-{k}", k).enqueue(index) for k in range(len(topology.ps)))
         )
 
-    def wait_for_start(self, session: v1.Session, stop: Event, timeout_s: float) -> None:
+    def wait_for_start(self, session: v1.Session, stop: Event, timeout_s: float) -> bool:
         """Wait until all workers are ready; one that was started again finds that they are.
 
         Args:
             session: A session without hooks.
             stop: Ends the wait.
             timeout_s: After so long, begin without those that are not ready.
+
+        Returns:
+            Whether all were ready.
         """
         session.run(self.ready_op)
         end = time.monotonic() + timeout_s
         while (ready := session.run(self._ready_count)) < self._workers:
             if stop.is_set():
-                return
+                return False
             if time.monotonic() > end:
                 log.warning(
                     "%d of %d workers are ready after %.0f s: beginning without the others.",
                     ready, self._workers, timeout_s,
                 )  # fmt: skip
-                return
+                return False
             time.sleep(POLL_S)
+        return True
 
     def wait_for_others(
         self, session: v1.Session, global_step: tf.Variable, stop: Event, timeout_s: float
