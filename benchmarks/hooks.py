@@ -7,7 +7,8 @@ data; the session's loop reads the loss at every step, as loops do (``…_not_fe
 Both variants of a pair live in one process and take turns of 100 steps (an epoch in Keras), in
 alternating order, so that drifts of the machine cancel; a pair compares the medians of several
 turns, each of which holds one recording. What the hook still has to do after a turn is awaited
-inside it. Reported are the median and the quartiles of the pairs' ratios. The last line is ``RESULT`` and a flat JSON object.
+inside it. Reported are the median and the quartiles of the pairs' ratios. The last line is
+``RESULT`` and a flat JSON object.
 """
 
 import argparse

@@ -84,7 +84,7 @@ class Weights(Probe):
         include: str | None = None,
         *,
         max_tiles: int = 512,
-        max_sample: int = 16_384,
+        max_sample: int = 4096,
         max_raw: int = 256,
         every_n_steps: int | None = None,
         every_n_seconds: float | None = None,
