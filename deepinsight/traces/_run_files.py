@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -193,6 +194,11 @@ def segment_paths(folder: Path, damaged: bool = False) -> list[Path]:
     """Return the segments of a process folder in order; ``damaged`` adds those set aside."""
     pattern = "[0-9]" * 6 + (".h5*" if damaged else ".h5")
     return sorted(folder.glob(pattern))
+
+
+def is_segment_name(name: str) -> bool:
+    """Say whether a file of this name is a segment, one that is being made, or one set aside."""
+    return name.startswith(".") or re.match(r"\d{6}\.h5", name) is not None
 
 
 def is_held(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from deepinsight.traces._processes import ProcessInfo, process_info
 from deepinsight.traces._run_files import (
     RUN_FILE,
     check_run_file,
+    is_segment_name,
     process_folders,
     read_json,
     segment_paths,
@@ -320,9 +321,9 @@ class Run:
             return False
 
     def _warn_of_strangers(self, folder: Path) -> None:
-        known = set(segment_paths(folder, damaged=True))
+        # Judged by the name alone: a live process may add a segment between two listings.
         for path in sorted(folder.iterdir()):
-            if path.suffix in {".h5", ".hdf5"} and path not in known and path.name[0] != ".":
+            if path.suffix in {".h5", ".hdf5"} and not is_segment_name(path.name):
                 self._warn(
                     f"{path}: not a segment of this run (segments are named 000001.h5, ...). It is "
                     "ignored; move it out of the run's folder."
