@@ -1,6 +1,7 @@
 """What is particular to tf.compat.v1 sessions: which runs are touched, clusters, trouble."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -387,7 +388,8 @@ def test_summaries_are_computed_on_the_parameter_server(servers: Any, tmp_path: 
         assert "recorder/probe_failures" not in run.stream_names()
 
 
-# Closing the session cancels the queue runner, which TensorFlow lets end in an exception.
+# Closing the session cancels the queue runner, which TensorFlow lets end in an exception: the
+# test waits for that end, or the exception would fail whichever test runs at that moment.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_sync_replicas_gradients_are_not_taken_from_the_accumulators(tmp_path: Path) -> None:
     with tf.Graph().as_default():
@@ -406,6 +408,10 @@ def test_sync_replicas_gradients_are_not_taken_from_the_accumulators(tmp_path: P
         with v1.train.MonitoredTrainingSession(hooks=hooks, stop_grace_period_secs=1) as session:
             for _ in range(4):
                 session.run(train_op)
+    for thread in threading.enumerate():
+        if thread.name.startswith("QueueRunnerThread-sync_token_q"):
+            thread.join(30)
+            assert not thread.is_alive()
     with di.open_run(tmp_path) as run:
         frame = run.frame("gradients/w/norm")
         assert len(frame) == 4
