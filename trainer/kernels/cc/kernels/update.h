@@ -1,0 +1,227 @@
+// Runs an update rule over a variable, its slots, the worker's backup and a gradient.
+#ifndef DEEPINSIGHT_KERNELS_UPDATE_H_
+#define DEEPINSIGHT_KERNELS_UPDATE_H_
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "compute.h"
+#include "tensorflow.h"
+#include "unique_rows.h"
+#include "variables.h"
+
+namespace deepinsight {
+
+// Runs unit(begin, end, &sums) over [0, n) in units of `size` on TensorFlow's intra-op threads.
+// The sums are added in the order of the units: they do not depend on the number of threads.
+template <typename Sums, typename Unit>
+Sums InUnits(OpKernelContext* ctx, int64_t n, int64_t size, int64_t cycles, const Unit& unit) {
+  const int64_t units = (n + size - 1) / size;
+  Sums total{};
+  if (units <= 1) {
+    unit(int64_t{0}, n, &total);
+    return total;
+  }
+  std::vector<Sums> sums(units, Sums{});
+  const auto some = [&](int64_t first, int64_t last) {
+    for (int64_t u = first; u < last; ++u) {
+      unit(u * size, std::min(n, (u + 1) * size), &sums[u]);
+    }
+  };
+  ParallelFor(ctx, units, size * cycles, some);
+  for (const Sums& part : sums) Add(part, &total);
+  return total;
+}
+
+constexpr int64_t kUnitElements = 16 * kBlock;
+constexpr int64_t kUnitRows = 256;
+constexpr int64_t kCyclesPerElement = 4;
+constexpr int64_t kCyclesPerRow = 200;  // about one miss of the cache
+
+// Runs a rule over all elements.
+template <typename Rule, typename... Operands>
+typename Rule::Sums UpdateElements(OpKernelContext* ctx, int64_t n, const Rule& rule,
+                                   Operands... operands) {
+  using Sums = typename Rule::Sums;
+  return InUnits<Sums>(ctx, n, kUnitElements, kCyclesPerElement,
+                       [&](int64_t begin, int64_t end, Sums* sums) {
+                         ForBlocks(begin, end, rule, sums, operands...);
+                       });
+}
+
+// An operand with a row per row of the variable, and one with a row per row of the gradient.
+template <typename T>
+struct VariableRows {
+  InOut<T> data;
+  InOut<T> at(int64_t row, int64_t, int64_t width) const {
+    return {data.in + row * width, data.out + row * width};
+  }
+  void Prefetch(int64_t row, int64_t width) const {
+    const char* begin = reinterpret_cast<const char*>(data.out + row * width);
+    const int64_t bytes = std::min<int64_t>(width * sizeof(T), 512);
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(begin + b, 1);
+    __builtin_prefetch(begin + bytes - 1, 1);  // a row need not begin at a cache line
+  }
+};
+template <typename T>
+struct GradientRows {
+  const T* data;
+  In<T> at(int64_t, int64_t position, int64_t width) const { return {data + position * width}; }
+  void Prefetch(int64_t, int64_t) const {}
+};
+
+// The sum of the gradient's rows at some positions.
+template <typename T>
+void SumRows(const T* grad, int64_t width, const int64_t* positions, int64_t count,
+             Compute<T>* sum) {
+  std::fill(sum, sum + width, Compute<T>(0));
+  for (int64_t k = 0; k < count; ++k) {
+    BlockOf<In<T>> row(In<T>{grad + positions[k] * width});
+    for (int64_t start = 0; start < width; start += kBlock) {
+      const int64_t n = std::min(kBlock, width - start);
+      const Compute<T>* from = row.Load(start, n).in;
+      DEEPINSIGHT_SIMD
+      for (int64_t i = 0; i < n; ++i) sum[start + i] += from[i];
+    }
+  }
+}
+
+// Runs a rule over the touched rows: `width` elements each, duplicates summed first.
+template <typename Rule, typename T, typename... Rows>
+typename Rule::Sums UpdateRows(OpKernelContext* ctx, const UniqueRows& unique, int64_t width,
+                               const Rule& rule, const T* grad, Rows... rows) {
+  using Sums = typename Rule::Sums;
+  constexpr int64_t kAhead = 8;
+  const auto unit = [&](int64_t begin, int64_t end, Sums* sums) {
+    std::vector<Compute<T>> sum(unique.duplicates() ? width : 0);
+    for (int64_t u = begin; u < end; ++u) {
+      if (u + kAhead < end) (rows.Prefetch(unique.row(u + kAhead), width), ...);
+      const int64_t row = unique.row(u), position = unique.first(u), count = unique.count(u);
+      if (count == 1) {
+        ForBlocks(0, width, rule, sums, rows.at(row, position, width)...,
+                  In<T>{grad + position * width});
+      } else {
+        SumRows(grad, width, unique.positions(u), count, sum.data());
+        ForBlocks(0, width, rule, sums, rows.at(row, position, width)...,
+                  In<Compute<T>>{sum.data()});
+      }
+    }
+  };
+  return InUnits<Sums>(ctx, unique.size(), kUnitRows, kCyclesPerRow + kCyclesPerElement * width,
+                       unit);
+}
+
+// Finds the distinct rows of the indices, all of which must be rows of the variable.
+inline Status FindRows(const Tensor& indices, int64_t limit, UniqueRows* unique) {
+  if (indices.dims() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "`indices` must be a vector. Received: shape ", indices.shape().DebugString(), "."));
+  }
+  const int64_t n = indices.NumElements();
+  const bool narrow = indices.dtype() == tensorflow::DT_INT32;
+  const int64_t bad = narrow ? unique->Find(indices.flat<int32_t>().data(), n, limit)
+                             : unique->Find(indices.flat<int64_t>().data(), n, limit);
+  if (bad < 0) return absl::OkStatus();
+  const int64_t index = narrow ? indices.flat<int32_t>()(bad) : indices.flat<int64_t>()(bad);
+  return absl::InvalidArgumentError(absl::StrCat("`indices` must be in [0, ", limit,
+                                                 "), the rows of `var`. Received: indices[", bad,
+                                                 "] = ", index, "."));
+}
+
+// Checks that the gradient has one row of the variable's shape per index.
+inline Status CheckRows(const TensorShape& var, const Tensor& grad, const Tensor& indices) {
+  if (var.dims() < 1) {
+    return absl::InvalidArgumentError(
+        "`var` must have rows to take a sparse gradient. Received: a scalar.");
+  }
+  TensorShape expected = var;
+  expected.set_dim(0, indices.NumElements());
+  return SameShape("grad", grad.shape(), "the rows of `var` at `indices`", expected);
+}
+
+// The inputs of an apply op. `slots` have the compute dtype; `backup` is a resource or a snapshot
+// with the shape of the gradient, or -1; `indices` is for sparse gradients.
+template <int kSlots>
+struct Inputs {
+  int var;
+  std::array<VariableInput, kSlots> slots;
+  int backup;
+  int grad;
+  int indices;
+};
+
+namespace internal {
+
+template <typename T, bool kSparse, typename Rule, int kSlots, int N, size_t... I>
+typename Rule::Sums Run(OpKernelContext* ctx, const Inputs<kSlots>& inputs, const Rule& rule,
+                        Variables<N>* variables, bool slot_backup, const UniqueRows& unique,
+                        std::index_sequence<I...>) {
+  using C = Compute<T>;
+  const Tensor& grad = ctx->input(inputs.grad);
+  const auto run = [&](auto... backup) {
+    if constexpr (!kSparse) {
+      return UpdateElements(ctx, grad.NumElements(), rule, variables->template elements<T>(0),
+                            variables->template elements<C>(1 + I)..., backup...,
+                            In<T>{Data<T>(grad)});
+    } else {
+      const int64_t width = variables->shape().num_elements() /
+                            std::max<int64_t>(1, variables->shape().dim_size(0));
+      const auto rows = [](auto operand) {
+        if constexpr (std::is_same_v<decltype(operand), In<T>>) {
+          return GradientRows<T>{operand.in};
+        } else {
+          using S = std::remove_pointer_t<decltype(operand.out)>;
+          return VariableRows<S>{operand};
+        }
+      };
+      return UpdateRows(ctx, unique, width, rule, Data<T>(grad),
+                        rows(variables->template elements<T>(0)),
+                        rows(variables->template elements<C>(1 + I))..., rows(backup)...);
+    }
+  };
+  if constexpr (Rule::kHasBackup) {
+    if (slot_backup) return run(variables->template elements<T>(1 + kSlots));
+    return run(In<T>{Data<T>(ctx->input(inputs.backup))});
+  } else {
+    return run();
+  }
+}
+
+}  // namespace internal
+
+// Applies the rule; the variables are untouched unless it returns OK.
+template <typename T, bool kSparse, typename Rule, int kSlots>
+Status Update(OpKernelContext* ctx, bool use_locking, const Inputs<kSlots>& inputs,
+              const Rule& rule, typename Rule::Sums* sums) {
+  const Tensor& grad = ctx->input(inputs.grad);
+  const bool slot_backup =
+      Rule::kHasBackup && ctx->input_dtype(inputs.backup) == tensorflow::DT_RESOURCE;
+  std::array<VariableInput, kSlots + 2> opened{{{inputs.var, "var", kDataType<T>}}};
+  std::copy(inputs.slots.begin(), inputs.slots.end(), opened.begin() + 1);
+  opened[kSlots + 1] = {inputs.backup, "backup", kDataType<T>};
+
+  Variables<kSlots + 2> variables;
+  TF_RETURN_IF_ERROR(variables.Open(ctx, opened, kSlots + 1 + slot_backup,
+                                    kSparse ? Access::kSparse : Access::kDense, use_locking));
+  UniqueRows unique;
+  if constexpr (kSparse) {
+    const Tensor& indices = ctx->input(inputs.indices);
+    TF_RETURN_IF_ERROR(CheckRows(variables.shape(), grad, indices));
+    TF_RETURN_IF_ERROR(FindRows(indices, variables.shape().dim_size(0), &unique));
+  } else {
+    TF_RETURN_IF_ERROR(SameShape("grad", grad.shape(), "`var`", variables.shape()));
+  }
+  if (Rule::kHasBackup && !slot_backup) {
+    TF_RETURN_IF_ERROR(
+        SameShape("backup", ctx->input(inputs.backup).shape(), "`grad`", grad.shape()));
+  }
+  *sums = internal::Run<T, kSparse>(ctx, inputs, rule, &variables, slot_backup, unique,
+                           std::make_index_sequence<kSlots>());
+  variables.Commit();
+  return absl::OkStatus();
+}
+
+}  // namespace deepinsight
+
+#endif  // DEEPINSIGHT_KERNELS_UPDATE_H_
