@@ -16,6 +16,7 @@ _COMMANDS = {
     "report": ("deepinsight.report.command", "main", "write one self-contained HTML file"),
     "inspect": ("deepinsight.traces.command", "inspect", "say what is in a trace"),
     "repair": ("deepinsight.traces.command", "repair", "save what a damaged trace still holds"),
+    "kernels": ("deepinsight.trainer.kernels.command", "main", "compile the optimizer kernels"),
     "demo": ("deepinsight.demo", "main", "train twice, compare, report and serve"),
 }
 _EXTRAS = {

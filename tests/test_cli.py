@@ -12,7 +12,7 @@ from deepinsight import cli
 def test_without_a_command_the_usage_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     shown = capsys.readouterr().out
-    for command in ("train", "dashboard", "report", "inspect", "repair", "demo"):
+    for command in ("train", "dashboard", "report", "inspect", "repair", "kernels", "demo"):
         assert f"\n  {command} " in shown
 
 
@@ -59,7 +59,7 @@ def test_help_of_every_command_is_quick_and_imports_no_tensorflow() -> None:
         "except SystemExit as end: assert end.code == 0\n"
         "assert 'tensorflow' not in sys.modules\n"
     )
-    for command in ("train", "dashboard", "report", "inspect", "repair", "demo"):
+    for command in ("train", "dashboard", "report", "inspect", "repair", "kernels", "demo"):
         done = subprocess.run(
             [sys.executable, "-c", code, command],
             capture_output=True,

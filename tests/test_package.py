@@ -1,4 +1,4 @@
-"""What people install: the wheel holds every module and each of them imports."""
+"""What people install: the wheel holds every module and source, and each of them imports."""
 
 import os
 import shutil
@@ -32,19 +32,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_files() -> set[str]:
-    """Every Python module and asset of the repository, under the name that it is imported by."""
+    """Every Python module, asset and C++ source of the repository, under the name that it is imported by."""
     found = {
         path.relative_to(ROOT).as_posix()
         for place in ("collectors", "dashboard", "trainer", "deepinsight")
         for path in (ROOT / place).rglob("*")
-        if path.suffix in {".py", ".css", ".js", ".svg"} or path.name == "py.typed"
+        if path.suffix in {".py", ".cc", ".h", ".css", ".js", ".svg"} or path.name == "py.typed"
     }
     wings = ("collectors/", "dashboard/", "trainer/")
     return {f"deepinsight/{name}" if name.startswith(wings) else name for name in found}
 
 
 @pytest.mark.xdist_group("package")
-def test_the_wheel_holds_every_module_and_asset(wheel: Path) -> None:
+def test_the_wheel_holds_every_module_asset_and_cpp_source(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert expected_files() <= names
     strangers = {n.split("/")[0] for n in names if ".dist-info/" not in n} - {"deepinsight"}

@@ -7,7 +7,8 @@ Layout, below ``$XDG_CACHE_HOME/deepinsight/kernels`` (``~/.cache`` without the 
     KEY/deepinsight_kernels.json    what it was built from (see `description`)
     KEY/build.log                   what the compiler said, of the last build
     KEY/lock                        held (flock) by the process that builds; names it
-    KEY/work/                       what is not finished; cleared by the next builder
+    KEY/failure.txt                 why the last build failed; only where it did
+    KEY/work-*/                     what is not finished; cleared by the next builder
 
 The lock ends with its process, however that ends, so a killed builder blocks nobody. Nothing that
 is not finished lies under a name that anybody reads.
@@ -31,10 +32,20 @@ KEEP_OBJECTS_S = 30 * 86400.0
 
 
 def cache_folder() -> Path:
-    """Where this user's compiled kernels are."""
+    """Where this user's compiled kernels are.
+
+    Raises:
+        KernelCacheError: If the user has no home, and ``XDG_CACHE_HOME`` is not set.
+    """
     given = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification has relative paths ignored.
-    base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    try:
+        base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise KernelCacheError(
+            "The compiled kernels need a folder to be kept in, and this user has no home. Set "
+            "XDG_CACHE_HOME to a folder that is writable."
+        ) from error
     return base / "deepinsight" / "kernels"
 
 
@@ -56,26 +67,31 @@ def writing(folder: Path, remedy: str) -> Iterator[None]:
 
 
 @contextmanager
-def builder_lock(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock; while another process has it, wait, and say for whom."""
+def builder_lock(folder: Path) -> Iterator[bool]:
+    """Hold a folder's lock; while another process has it, wait, and say for whom.
+
+    Yields:
+        Whether it had to wait: then another process has built, has failed, or was killed.
+    """
     with (folder / "lock").open("a+") as file:
-        _acquire(file)
+        waited = _acquire(file)
         file.truncate(0)
         json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
         file.flush()
         try:
-            yield
+            yield waited
         finally:
             file.truncate(0)
 
 
-def _acquire(file: IO[str]) -> None:
-    began, told = time.monotonic(), False
+def _acquire(file: IO[str]) -> bool:
+    began, told, waited = time.monotonic(), False, False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return waited
         except BlockingIOError:
+            waited = True
             if not told and time.monotonic() - began > PATIENCE_S:
                 told = True
                 print(

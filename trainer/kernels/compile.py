@@ -1,6 +1,7 @@
 """Run the compiler: units in parallel, objects that are kept, one library at the end."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from deepinsight.trainer.kernels.errors import KernelBuildError
 from deepinsight.trainer.kernels.sources import Snapshot, Unit, units, write_sources
 from deepinsight.trainer.kernels.toolchain import Recipe
 
-MEMORY_PER_UNIT = 2 << 30  # bytes; a unit takes about 1 GiB while it compiles
+MEMORY_PER_UNIT = 3 << 29  # bytes; a unit takes about 1 GiB while it compiles
 _SHOWN_LINES = 20
 _POLL_S = 0.02
 # Cheap and telling: where a compiler cannot translate TensorFlow's headers, it is Eigen's part.
@@ -61,8 +62,13 @@ class Workshop:
 
 def default_jobs() -> int:
     """One compiler per core that this process may use, as far as the free memory goes."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(len(os.sched_getaffinity(0)), free // MEMORY_PER_UNIT))
+    cores = len(os.sched_getaffinity(0))
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if "MemAvailable" in line)
+    except (OSError, StopIteration, ValueError):
+        return cores
+    return max(1, min(cores, free // MEMORY_PER_UNIT))
 
 
 def object_path(objects: Path, recipe: Recipe, unit: Unit) -> Path:
@@ -108,16 +114,17 @@ def compile_units(recipe: Recipe, shop: Workshop, *, force: bool = False) -> lis
                 shop.progress(done, len(everything))
     finally:
         for left in running:
-            left.process.kill()
-            left.process.wait()
+            _kill(left.process)
     return sorted(paths.values())
 
 
 def _command(recipe: Recipe, shop: Workshop, name: str) -> list[str]:
     system = [part for folder in recipe.tensorflow.include_folders for part in ("-isystem", folder)]
-    # Messages and __FILE__ show no folder of the build.
-    mapped = f"-ffile-prefix-map={shop.sources}=kernels/cc"
-    command = [*recipe.compiler.command, *recipe.flags, mapped, f"-I{shop.sources}", *system]
+    # Objects are shared: __FILE__ shows neither the folder of the build nor that of TensorFlow.
+    folders = {str(shop.sources): "kernels/cc"}
+    folders |= dict.fromkeys(recipe.tensorflow.include_folders, "tensorflow/include")
+    mapped = [f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()]
+    command = [*recipe.compiler.command, *recipe.flags, *mapped, f"-I{shop.sources}", *system]
     return [*command, "-pipe", "-c", str(shop.sources / name)]
 
 
@@ -135,9 +142,21 @@ def _spawn(command: list[str], shop: Workshop, file: IO[bytes]) -> subprocess.Po
     file.flush()
     # The compiler's temporary files go where the next builder clears up after a killed one.
     environment = {**os.environ, "TMPDIR": str(shop.work), "LC_ALL": "C"}
+    # A group of its own: a compiler is a driver and the processes that do its work.
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=file,
+        stderr=file,
+        env=environment,
+        process_group=0,
     )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _finish(recipe: Recipe, shop: Workshop, ended: _Running) -> None:
@@ -183,7 +202,7 @@ def _headers_compile(recipe: Recipe, shop: Workshop) -> bool:
         try:
             status = process.wait()
         finally:
-            process.kill()
+            _kill(process)
     with shop.log.open("a") as log:
         log.write(output.read_text(errors="replace"))
     return status == 0
@@ -202,11 +221,12 @@ def link(recipe: Recipe, shop: Workshop, objects: list[Path], library: Path) -> 
         try:
             status = process.wait()
         finally:
-            process.kill()
+            _kill(process)
     text = output.read_text(errors="replace")
     with shop.log.open("a") as log:
         log.write(text)
     if status:
         raise KernelBuildError(
-            f"The kernels do not link with {recipe.compiler.name}. {_tail(text, shop)}"
+            f"The kernels do not link with {recipe.compiler.name}. {_tail(text, shop)} If an "
+            "object is damaged: `deepinsight kernels build --force` compiles all again."
         )

@@ -47,10 +47,8 @@ def describe(recipe: Recipe, snapshot: Snapshot, library: Path) -> dict[str, Any
 
 
 def write_description(folder: Path, description: dict[str, Any]) -> None:
-    """Write the file whole or not at all."""
-    partial = folder / f".{DESCRIPTION}.{platform.node()}.{id(description)}"
-    partial.write_text(json.dumps(description, indent=2) + "\n")
-    partial.replace(folder / DESCRIPTION)
+    """Write the file into a folder that nobody reads yet."""
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
 
 
 def read_description(folder: Path, remedy: str) -> dict[str, Any]:
@@ -104,7 +102,6 @@ def check_fit(
 
 
 def _check_cpu(library: Path, description: dict[str, Any], remedy: str) -> None:
-    advice = "Build it on this machine, or for all with --march, such as --march x86-64-v3."
     if description["machine"] != platform.machine():
         raise KernelMismatchError(
             f"The library {library} must be built for {platform.machine()}. Received: one for "
@@ -114,7 +111,8 @@ def _check_cpu(library: Path, description: dict[str, Any], remedy: str) -> None:
     if missing:
         raise KernelMismatchError(
             f"The library {library} (built with {description['architecture']}) needs instructions "
-            f"that this CPU lacks: {', '.join(missing)}. {advice} {remedy}"
+            f"that this CPU lacks: {', '.join(missing)}. {remedy} For machines of several kinds "
+            "add --march and what all of them have, such as --march x86-64-v3."
         )
 
 

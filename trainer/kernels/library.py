@@ -40,10 +40,11 @@ from deepinsight.trainer.kernels.toolchain import (
 
 FOLDER_VARIABLE = "DEEPINSIGHT_KERNELS"
 LOG = "build.log"
+FAILURE = "failure.txt"
 _CACHE_REMEDY = "Set XDG_CACHE_HOME to a folder that is."
 _FOLDER_REMEDY = (
-    f"Build it again here with `deepinsight kernels build --output DIR`, or unset {FOLDER_VARIABLE}"
-    " to have it compiled on first use."
+    f"Build it again with `deepinsight kernels build --output DIR`, or unset {FOLDER_VARIABLE} to "
+    "have it compiled here on first use."
 )
 _REBUILD_REMEDY = "Build it again with `deepinsight kernels build --force`."
 _PROGRESS_S = 15.0
@@ -216,16 +217,25 @@ def build_plan(plan: Plan, *, force: bool = False, jobs: int | None = None) -> N
     """
     with writing(plan.folder, _CACHE_REMEDY):
         plan.folder.mkdir(parents=True, exist_ok=True)
-        with builder_lock(plan.folder):
+        with builder_lock(plan.folder) as waited:
             if plan.is_built and not force:
                 return
-            work = plan.folder / "work"
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-            try:
-                _build(plan, work, force, jobs or default_jobs())
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
+            failure = plan.folder / FAILURE
+            if waited and failure.exists():
+                # Nobody's sources get better by compiling them again ten times.
+                raise KernelBuildError(failure.read_text())
+            failure.unlink(missing_ok=True)
+            for left in plan.folder.glob("work-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            # A compiler may outlive a killed builder: it must find no folder of ours by its name.
+            with tempfile.TemporaryDirectory(
+                prefix="work-", dir=plan.folder, ignore_cleanup_errors=True
+            ) as work:
+                try:
+                    _build(plan, Path(work), force, jobs or default_jobs())
+                except KernelBuildError as error:
+                    failure.write_text(str(error))
+                    raise
 
 
 def _build(plan: Plan, work: Path, force: bool, jobs: int) -> None:
@@ -236,11 +246,13 @@ def _build(plan: Plan, work: Path, force: bool, jobs: int) -> None:
     shop = Workshop(plan.snapshot, objects, work, log, jobs, _progress())
     recipe, made = _compile_for_the_best(plan, shop, force)
     link(recipe, shop, made, work / LIBRARY)
-    write_description(plan.folder, describe(recipe, plan.snapshot, work / LIBRARY))
-    (work / LIBRARY).replace(plan.folder / LIBRARY)
+    write_description(work, describe(recipe, plan.snapshot, work / LIBRARY))
+    for name in (DESCRIPTION, LIBRARY):  # the library last: where it is, all is
+        (work / name).replace(plan.folder / name)
     prune_objects(objects)
-    took = time.monotonic() - began
-    _say(f"Compiled in {took:.0f} s: {plan.folder / LIBRARY}")
+    warnings = log.read_text(errors="replace").count(" warning: ")
+    noted = f" ({warnings} warnings in {LOG})" if warnings else ""
+    _say(f"Compiled in {time.monotonic() - began:.0f} s: {plan.folder / LIBRARY}{noted}")
 
 
 def _compile_for_the_best(plan: Plan, shop: Workshop, force: bool) -> tuple[Recipe, list[Path]]:

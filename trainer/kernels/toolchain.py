@@ -63,7 +63,7 @@ class Compiler:
 
     Attributes:
         command: Program and its fixed arguments.
-        name: Program and version, such as ``g++ 12.2.0``.
+        name: Program without its folder, fixed arguments, version: such as ``g++ 12.2.0``.
         clang: Whether it is Clang.
         major: First number of its version.
     """
@@ -123,8 +123,8 @@ class Recipe:
         """Hash of all that counts, 64 hexadecimal digits."""
         parts = [
             repr(self.tensorflow.abi),
-            repr(self.tensorflow.link_flags[1:]),
-            repr((self.compiler.command, self.compiler.name)),
+            repr([flag for flag in self.tensorflow.link_flags if not flag.startswith("-L")]),
+            self.compiler.name,
             repr(self.flags),
             platform.machine(),
             self.target.macros,
@@ -179,7 +179,7 @@ def find_compiler() -> Compiler:
 
 def _identify(command: list[str]) -> Compiler:
     macros = predefined_macros(command, [])
-    if macros is None:
+    if macros is None or "__cplusplus" not in macros:
         raise CompilerNotFoundError(
             f"The C++ compiler must be GCC or Clang. Received: {shlex.join(command)!r}, which "
             f"does not run, or does not know -dM -E. Name another in CXX, {_LIBRARY_REMEDY}."
@@ -189,8 +189,7 @@ def _identify(command: list[str]) -> Compiler:
     prefix = ("__clang_major__", "__clang_minor__", "__clang_patchlevel__")
     names = prefix if clang else ("__GNUC__", "__GNUC_MINOR__", "__GNUC_PATCHLEVEL__")
     version = [values.get(name, "0") for name in names]
-    # A name such as `x86_64-conda-linux-gnu-c++` says which compiler it is, and stays as it is.
-    name = f"{Path(command[0]).name} {'.'.join(version)}"
+    name = f"{shlex.join([Path(command[0]).name, *command[1:]])} {'.'.join(version)}"
     return Compiler(tuple(command), name, clang, int(version[0]))
 
 
