@@ -35,8 +35,8 @@ def trace_tensor(
     """Let the session hook record a graph tensor.
 
     The hook evaluates it together with the training step, in ``session.run`` calls that run the
-    train op and feed what the tensor needs, and in no others. Whether it is read before or after
-    the update is up to the control dependencies of the tensor.
+    train op, feed what the tensor needs and make the updates that it depends on, and in no others.
+    Whether it is read before or after the update is up to the control dependencies of the tensor.
 
     Args:
         name: Stream name, for example ``"staleness/global"``.

@@ -1,5 +1,6 @@
 """Reading a tf.compat.v1 graph: what a run evaluates, where gradients go, which step it is."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ _COUNTS = frozenset({"ResourceCountUpTo", "CountUpTo"})
 _ASSIGNS = frozenset({"AssignVariableOp", "Assign"})
 _DEQUEUES = frozenset({"QueueDequeueV2", "QueueDequeue"})
 _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+_CHANGES = re.compile(
+    r"Apply|^Assign|^(Resource)?Scatter|CountUpTo|TakeGradient|Enqueue|Dequeue|Accumulator(Add|Take)"
+)
 _PASS = frozenset({"Identity", "Enter", "RefEnter", "Switch", "RefSwitch"})
 
 
@@ -46,6 +50,16 @@ def placeholders(ops: Iterable[Any]) -> frozenset[str]:
     """Names of the tensors among the ops' outputs that must be fed."""
     return frozenset(
         op.outputs[0].name for op in ops if op.type in ("Placeholder", "PlaceholderV2")
+    )
+
+
+def changes(ops: Iterable[Any]) -> frozenset[Any]:
+    """Those among the ops that change a variable, a queue or an accumulator."""
+    return frozenset(
+        op
+        for op in ops
+        if _CHANGES.search(op.type)
+        and any(t.dtype.name == "resource" or t.dtype._is_ref_dtype for t in op.inputs)
     )
 
 

@@ -270,7 +270,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
             readings[0].tensor if readings else None,
             plan.step_increment(ops),
             tuple(n for n in plan.norms if n.trigger in ops),
-            tuple(p for p in plan.packs if p.possible(fed, available)),
+            tuple(p for p in plan.packs if p.possible(fed, ops)),
             tuple(p for p in plan.predictions if p.possible(fed, available)),
         )
 

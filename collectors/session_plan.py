@@ -36,9 +36,17 @@ class ScalarPack:
     traced: list[TracedTensor] = field(default_factory=list)
     tensor: Any = None
 
-    def possible(self, fed: frozenset[str], available: frozenset[str]) -> bool:
-        """Whether all placeholders that the tensors need are fed."""
-        return _possible([t.tensor for t in self.traced], fed, available)
+    def possible(self, fed: frozenset[str], ops: frozenset[Any]) -> bool:
+        """Whether the run of `ops` feeds all placeholders, and makes all updates, they need.
+
+        A tensor that depends on another update (what the chief of a synchronous run does in a
+        thread of its own) must not be fetched: the fetch would make that update.
+        """
+        needed = graph_module.closure([t.tensor for t in self.traced], fed)
+        available = graph_module.placeholders(ops) | fed
+        return (
+            graph_module.placeholders(needed) <= available and graph_module.changes(needed) <= ops
+        )
 
     def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Stream name -> value, in the stream's own dtype."""
@@ -61,11 +69,7 @@ class PredictionTensors:
 
     def possible(self, fed: frozenset[str], available: frozenset[str]) -> bool:
         """Whether all placeholders that the tensors need are fed."""
-        return _possible(self.tensors, fed, available)
-
-
-def _possible(tensors: Sequence[Any], fed: frozenset[str], available: frozenset[str]) -> bool:
-    return graph_module.placeholders(graph_module.closure(tensors, fed)) <= available
+        return graph_module.placeholders(graph_module.closure(self.tensors, fed)) <= available
 
 
 class SessionPlan:
@@ -247,8 +251,9 @@ class SessionPlan:
                 continue
             steps = scalars.every_n_steps or entry.every_n_steps or every_n_steps
             seconds = scalars.every_n_seconds
-            needed = graph_module.placeholders(graph_module.closure([entry.tensor]))
-            key = (entry.tensor.device, steps, seconds, needed, entry.tensor.dtype.name)
+            needed = graph_module.closure([entry.tensor])
+            conditions = graph_module.placeholders(needed), graph_module.changes(needed)
+            key = (entry.tensor.device, steps, seconds, conditions, entry.tensor.dtype.name)
             cadence = Cadence(None, seconds) if seconds is not None else Cadence(steps)
             packs.setdefault(key, ScalarPack(cadence)).traced.append(entry)
         for key, scalar_pack in packs.items():

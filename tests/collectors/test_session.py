@@ -422,6 +422,22 @@ def test_sync_replicas_gradients_are_not_taken_from_the_accumulators(tmp_path: P
         assert len(run.steps("loss")) == 4
 
 
+def test_a_traced_tensor_makes_no_update_of_its_own(tmp_path: Path) -> None:
+    """One that depends on an update is fetched in the runs that make this update, and no others."""
+    with tf.Graph().as_default():
+        train_op, loss = least_squares()
+        other = v1.get_variable("other", [], initializer=v1.zeros_initializer(), use_resource=True)
+        added = other.assign_add(1.0, read_value=True)
+        di.trace_tensor("other", added)
+        di.trace_tensor("loss", loss)
+        with v1.train.MonitoredTrainingSession(hooks=[di.TraceHook(tmp_path)]) as session:
+            for run in (train_op, [train_op, added], train_op):
+                session.run(run)
+            assert session.run(other) == 1.0
+    assert recorded_steps(tmp_path, "loss") == [1, 2, 3]
+    assert recorded_steps(tmp_path, "other") == [2]
+
+
 def test_staleness_bound_of_a_worker_beside_others(servers: Any, tmp_path: Path) -> None:
     """Between two pushes of this worker another session pushes three times, then none."""
     _, worker = servers
