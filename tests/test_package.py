@@ -32,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_files() -> set[str]:
-    """Every Python module, asset and C++ source of the repository, under the name that it is imported by."""
+    """Every module, asset and C++ source of the repository, by its name in the package."""
     found = {
         path.relative_to(ROOT).as_posix()
         for place in ("collectors", "dashboard", "trainer", "deepinsight")
