@@ -274,7 +274,9 @@ def _compile_for_the_best(plan: Plan, shop: Workshop, force: bool) -> tuple[Reci
 def _announce(recipe: Recipe, snapshot: Snapshot, shop: Workshop, force: bool) -> None:
     everything = units(snapshot)
     new = [u for u in everything if force or not object_path(shop.objects, recipe, u).exists()]
-    if len(new) == len(everything):
+    if not new:
+        _say(f"Linking the optimizer kernels {recipe}.")
+    elif len(new) == len(everything):
         _say(f"Compiling the optimizer kernels {recipe}; once per machine, about a minute.")
     else:
         _say(f"Compiling {len(new)} of {len(everything)} units of the optimizer kernels {recipe}.")
