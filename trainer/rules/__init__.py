@@ -30,10 +30,6 @@ from deepinsight.trainer.rules.boosted import (
     boosted_gradient,
     boosted_gradient_descent_step,
     boosted_momentum_step,
-    sparse_boosted_adagrad_step,
-    sparse_boosted_adam_step,
-    sparse_boosted_gradient_descent_step,
-    sparse_boosted_momentum_step,
 )
 from deepinsight.trainer.rules.delay_compensation import (
     adaptive_delay_compensated_step,
@@ -51,6 +47,12 @@ from deepinsight.trainer.rules.gradient_compression import (
 from deepinsight.trainer.rules.lars import (
     lars_step,
     sparse_lars_step,
+)
+from deepinsight.trainer.rules.sparse_boosted import (
+    sparse_boosted_adagrad_step,
+    sparse_boosted_adam_step,
+    sparse_boosted_gradient_descent_step,
+    sparse_boosted_momentum_step,
 )
 
 __all__ = [

@@ -99,7 +99,8 @@ def block_momentum_step(
 
     References:
         Chen and Huo, 2016, Scalable training of deep learning machines by incremental block
-        training with intra-block parallel optimization and blockwise model-update filtering. ICASSP.
+        training with intra-block parallel optimization and blockwise model-update filtering.
+        ICASSP.
     """
     param, delta, mean = same_arrays(param=param, delta=delta, mean=mean)
     eta = share(param, block_momentum=block_momentum)

@@ -10,7 +10,6 @@ others between pull and push), ``staleness_scale`` :math:`\tau_0` > 0, ``decay``
 backup is a worker's own. ``boost=0`` is the plain rule, bit by bit, while the data is finite.
 """
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,10 +23,9 @@ from deepinsight.trainer.rules._checks import (
     share,
     whole,
 )
-from deepinsight.trainer.rules._rows import apply_to_rows
 
 _BOOST = {"boost", "staleness", "staleness_scale", "decay", "epsilon"}
-_AVERAGES = ("correlation", "gradient_square", "movement_square")
+AVERAGES = ("correlation", "gradient_square", "movement_square")
 
 
 @rule
@@ -104,7 +102,9 @@ def boosted_gradient(
     return grad * (one + boost / (one + tau / scale) * rho), rho, c, s, q
 
 
-def _boosted(plain: Any, arrays: dict[str, Any], hyper: dict[str, Any]) -> tuple[np.ndarray, ...]:
+def apply_boosted(
+    plain: Any, arrays: dict[str, Any], hyper: dict[str, Any]
+) -> tuple[np.ndarray, ...]:
     """Apply a base rule to the boosted gradient.
 
     `arrays` holds param, the base rule's state, backup, the three averages and grad, in that order.
@@ -113,8 +113,8 @@ def _boosted(plain: Any, arrays: dict[str, Any], hyper: dict[str, Any]) -> tuple
     named = dict(zip(names, values, strict=True))
     boost = {name: value for name, value in hyper.items() if name in _BOOST}
     others = {name: value for name, value in hyper.items() if name not in _BOOST}
-    state = [named[n] for n in names if n not in ("backup", *_AVERAGES, "grad")]
-    averages = [named[n] for n in _AVERAGES]
+    state = [named[n] for n in names if n not in ("backup", *AVERAGES, "grad")]
+    averages = [named[n] for n in AVERAGES]
     grad, _, *averages = boosted_gradient(
         named["param"], named["backup"], *averages, named["grad"], **boost
     )
@@ -160,47 +160,7 @@ def boosted_gradient_descent_step(
         "movement_square": movement_square,
         "grad": grad,
     }
-    return _boosted(base.gradient_descent_step, arrays, hyper)
-
-
-@rule
-def sparse_boosted_gradient_descent_step(
-    param: np.ndarray,
-    backup: np.ndarray,
-    correlation: np.ndarray,
-    gradient_square: np.ndarray,
-    movement_square: np.ndarray,
-    grad: np.ndarray,
-    indices: np.ndarray,
-    **hyper: Any,
-) -> tuple[np.ndarray, ...]:
-    """Apply `boosted_gradient_descent_step` to the rows of a sparse gradient.
-
-    Args:
-        param: Weights, shape ``[rows, ...]``, float32 or float64.
-        backup: The value the pushing worker pulled, same shape and dtype.
-        correlation: As for `boosted_gradient`, same shape and dtype.
-        gradient_square: As for `boosted_gradient`, same shape and dtype.
-        movement_square: As for `boosted_gradient`, same shape and dtype.
-        grad: Gradient rows, shape ``[n, ...]``, same dtype; duplicates are summed first.
-        indices: Integers in [0, rows), shape ``[n]``.
-        **hyper: As for `gradient_descent_step` and `boosted_gradient`.
-
-    Returns:
-        ``(param, backup, correlation, gradient_square, movement_square)`` after the
-        step; the inputs are not modified.
-
-    Raises:
-        ValueError: If shapes or dtypes differ, an index or a scalar is out of range.
-    """
-    tables = {
-        "param": param,
-        "backup": backup,
-        "correlation": correlation,
-        "gradient_square": gradient_square,
-        "movement_square": movement_square,
-    }
-    return apply_to_rows(partial(boosted_gradient_descent_step, **hyper), tables, grad, indices)
+    return apply_boosted(base.gradient_descent_step, arrays, hyper)
 
 
 @rule
@@ -244,56 +204,7 @@ def boosted_momentum_step(
         "movement_square": movement_square,
         "grad": grad,
     }
-    return _boosted(base.momentum_step, arrays, hyper)
-
-
-def _momentum_rows(*arrays: np.ndarray, **hyper: Any) -> tuple[np.ndarray, ...]:
-    """Apply `boosted_momentum_step` in the order of TensorFlow's sparse kernel."""
-    names = ("param", "velocity", "backup", *_AVERAGES, "grad")
-    return _boosted(base.momentum_rows_step, dict(zip(names, arrays, strict=True)), hyper)
-
-
-@rule
-def sparse_boosted_momentum_step(
-    param: np.ndarray,
-    velocity: np.ndarray,
-    backup: np.ndarray,
-    correlation: np.ndarray,
-    gradient_square: np.ndarray,
-    movement_square: np.ndarray,
-    grad: np.ndarray,
-    indices: np.ndarray,
-    **hyper: Any,
-) -> tuple[np.ndarray, ...]:
-    """Apply `boosted_momentum_step` to the rows of a sparse gradient.
-
-    Args:
-        param: Weights, shape ``[rows, ...]``, float32 or float64.
-        velocity: State of `momentum_step`, same shape and dtype.
-        backup: The value the pushing worker pulled, same shape and dtype.
-        correlation: As for `boosted_gradient`, same shape and dtype.
-        gradient_square: As for `boosted_gradient`, same shape and dtype.
-        movement_square: As for `boosted_gradient`, same shape and dtype.
-        grad: Gradient rows, shape ``[n, ...]``, same dtype; duplicates are summed first.
-        indices: Integers in [0, rows), shape ``[n]``.
-        **hyper: As for `momentum_step` and `boosted_gradient`.
-
-    Returns:
-        ``(param, velocity, backup, correlation, gradient_square, movement_square)`` after the
-        step; the inputs are not modified.
-
-    Raises:
-        ValueError: If shapes or dtypes differ, an index or a scalar is out of range.
-    """
-    tables = {
-        "param": param,
-        "velocity": velocity,
-        "backup": backup,
-        "correlation": correlation,
-        "gradient_square": gradient_square,
-        "movement_square": movement_square,
-    }
-    return apply_to_rows(partial(_momentum_rows, **hyper), tables, grad, indices)
+    return apply_boosted(base.momentum_step, arrays, hyper)
 
 
 @rule
@@ -337,50 +248,7 @@ def boosted_adagrad_step(
         "movement_square": movement_square,
         "grad": grad,
     }
-    return _boosted(base.adagrad_step, arrays, hyper)
-
-
-@rule
-def sparse_boosted_adagrad_step(
-    param: np.ndarray,
-    accum: np.ndarray,
-    backup: np.ndarray,
-    correlation: np.ndarray,
-    gradient_square: np.ndarray,
-    movement_square: np.ndarray,
-    grad: np.ndarray,
-    indices: np.ndarray,
-    **hyper: Any,
-) -> tuple[np.ndarray, ...]:
-    """Apply `boosted_adagrad_step` to the rows of a sparse gradient.
-
-    Args:
-        param: Weights, shape ``[rows, ...]``, float32 or float64.
-        accum: State of `adagrad_step`, same shape and dtype.
-        backup: The value the pushing worker pulled, same shape and dtype.
-        correlation: As for `boosted_gradient`, same shape and dtype.
-        gradient_square: As for `boosted_gradient`, same shape and dtype.
-        movement_square: As for `boosted_gradient`, same shape and dtype.
-        grad: Gradient rows, shape ``[n, ...]``, same dtype; duplicates are summed first.
-        indices: Integers in [0, rows), shape ``[n]``.
-        **hyper: As for `adagrad_step` and `boosted_gradient`.
-
-    Returns:
-        ``(param, accum, backup, correlation, gradient_square, movement_square)`` after the
-        step; the inputs are not modified.
-
-    Raises:
-        ValueError: If shapes or dtypes differ, an index or a scalar is out of range.
-    """
-    tables = {
-        "param": param,
-        "accum": accum,
-        "backup": backup,
-        "correlation": correlation,
-        "gradient_square": gradient_square,
-        "movement_square": movement_square,
-    }
-    return apply_to_rows(partial(boosted_adagrad_step, **hyper), tables, grad, indices)
+    return apply_boosted(base.adagrad_step, arrays, hyper)
 
 
 @rule
@@ -427,50 +295,4 @@ def boosted_adam_step(
         "movement_square": movement_square,
         "grad": grad,
     }
-    return _boosted(base.adam_step, arrays, hyper)
-
-
-@rule
-def sparse_boosted_adam_step(
-    param: np.ndarray,
-    m: np.ndarray,
-    v: np.ndarray,
-    backup: np.ndarray,
-    correlation: np.ndarray,
-    gradient_square: np.ndarray,
-    movement_square: np.ndarray,
-    grad: np.ndarray,
-    indices: np.ndarray,
-    **hyper: Any,
-) -> tuple[np.ndarray, ...]:
-    """Apply `boosted_adam_step` to the rows of a sparse gradient.
-
-    Args:
-        param: Weights, shape ``[rows, ...]``, float32 or float64.
-        m: State of `adam_step`, same shape and dtype.
-        v: State of `adam_step`, same shape and dtype.
-        backup: The value the pushing worker pulled, same shape and dtype.
-        correlation: As for `boosted_gradient`, same shape and dtype.
-        gradient_square: As for `boosted_gradient`, same shape and dtype.
-        movement_square: As for `boosted_gradient`, same shape and dtype.
-        grad: Gradient rows, shape ``[n, ...]``, same dtype; duplicates are summed first.
-        indices: Integers in [0, rows), shape ``[n]``.
-        **hyper: As for `adam_step` and `boosted_gradient`.
-
-    Returns:
-        ``(param, m, v, backup, correlation, gradient_square, movement_square)`` after the
-        step; the inputs are not modified.
-
-    Raises:
-        ValueError: If shapes or dtypes differ, an index or a scalar is out of range.
-    """
-    tables = {
-        "param": param,
-        "m": m,
-        "v": v,
-        "backup": backup,
-        "correlation": correlation,
-        "gradient_square": gradient_square,
-        "movement_square": movement_square,
-    }
-    return apply_to_rows(partial(boosted_adam_step, **hyper), tables, grad, indices)
+    return apply_boosted(base.adam_step, arrays, hyper)

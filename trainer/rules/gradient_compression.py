@@ -112,7 +112,8 @@ def select_top_k(
 
     What rounding to `dtype` leaves stays in V; U is cleared where something is sent. Ties go to
     the lower index; NaN counts as the largest, so that it is not hidden. k is rounded half to even
-    from the sparsity in float64; n = 0 sends nothing.
+    from the sparsity in float64; n = 0 sends nothing. What is not finite as sent leaves V - sent,
+    which is not finite either.
 
     Args:
         velocity: :math:`U`, shape ``[...]``, float32 or float64.

@@ -27,7 +27,7 @@ def lars_step(
         u = g + \beta w; \quad v \leftarrow v \mu + (\eta t) u; \quad w \leftarrow w - v
 
     With Nesterov :math:`w \leftarrow w - (v \mu + (\eta t) u)`. The velocity holds
-    :math:`\eta`, as in the paper. Norms are summed in float64 and then rounded to the arrays' dtype.
+    :math:`\eta`, as in the paper. Norms are summed in float64, then rounded to the arrays' dtype.
 
     Args:
         param: Weights :math:`w` of one layer, shape ``[...]``, float32 or float64.
