@@ -94,6 +94,10 @@ def test_every_part_of_the_recipe_changes_the_key(
         for other in others
     }
     keys.add(library.make_plan(plain, tensorflow, march=_some_architecture()).folder)
+    # The same flags on another CPU: -march=native means something else there.
+    recipe = library.make_plan(plain, tensorflow).recipes[0]
+    elsewhere = dataclasses.replace(recipe.target, macros="#define __AVX2__ 1\n")
+    assert dataclasses.replace(recipe, target=elsewhere).digest != recipe.digest
     monkeypatch.setenv("CXX", "g++ -DANOTHER")
     keys.add(library.make_plan(plain, tensorflow).folder)
     (plain / "kernels/new.cc").write_text("")

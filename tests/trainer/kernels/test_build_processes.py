@@ -91,7 +91,9 @@ def test_ten_processes_at_once_compile_once_and_a_machine_without_compiler_uses_
     (builder,) = [
         pid for pid, message in zip(out.split(), messages, strict=True) if "Compiled" in message
     ]
-    assert re.findall(r"Waiting for process (\d+), which", "".join(messages)) == [builder] * 9
+    # Who comes when the library is there has nobody to wait for; on an idle machine all nine do.
+    waiting = re.findall(r"Waiting for process (\d+), which", "".join(messages))
+    assert set(waiting) == {builder}
     assert len(list(cache.glob("*/*.so"))) == 1
 
     build(tmp_path / "out", sources=sources)
