@@ -97,7 +97,8 @@ typename Rule::Sums UpdateRows(OpKernelContext* ctx, const UniqueRows& unique, i
     std::vector<Compute<T>> sum(unique.duplicates() ? width : 0);
     for (int64_t u = begin; u < end; ++u) {
       if (u + kAhead < end) (rows.Prefetch(unique.row(u + kAhead), width), ...);
-      const int64_t row = unique.row(u), position = unique.first(u), count = unique.count(u);
+      [[maybe_unused]] const int64_t row = unique.row(u);
+      const int64_t position = unique.first(u), count = unique.count(u);
       if (count == 1) {
         ForBlocks(0, width, rule, sums, rows.at(row, position, width)...,
                   In<T>{grad + position * width});
@@ -113,7 +114,8 @@ typename Rule::Sums UpdateRows(OpKernelContext* ctx, const UniqueRows& unique, i
 }
 
 // Finds the distinct rows of the indices, all of which must be rows of the variable.
-inline Status FindRows(const Tensor& indices, int64_t limit, UniqueRows* unique) {
+inline Status FindRows(const Tensor& indices, int64_t limit, UniqueRows* unique,
+                       const char* of = "the rows of `var`") {
   if (indices.dims() != 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "`indices` must be a vector. Received: shape ", indices.shape().DebugString(), "."));
@@ -125,19 +127,21 @@ inline Status FindRows(const Tensor& indices, int64_t limit, UniqueRows* unique)
   if (bad < 0) return absl::OkStatus();
   const int64_t index = narrow ? indices.flat<int32_t>()(bad) : indices.flat<int64_t>()(bad);
   return absl::InvalidArgumentError(absl::StrCat("`indices` must be in [0, ", limit,
-                                                 "), the rows of `var`. Received: indices[", bad,
-                                                 "] = ", index, "."));
+                                                 "), ", of, ". Received: indices[", bad, "] = ",
+                                                 index, "."));
 }
 
 // Checks that the gradient has one row of the variable's shape per index.
-inline Status CheckRows(const TensorShape& var, const Tensor& grad, const Tensor& indices) {
+inline Status CheckRows(const TensorShape& var, const Tensor& grad, const Tensor& indices,
+                        const char* of = "`var`") {
   if (var.dims() < 1) {
     return absl::InvalidArgumentError(
-        "`var` must have rows to take a sparse gradient. Received: a scalar.");
+        absl::StrCat(of, " must have rows to take a sparse gradient. Received: a scalar."));
   }
   TensorShape expected = var;
   expected.set_dim(0, indices.NumElements());
-  return SameShape("grad", grad.shape(), "the rows of `var` at `indices`", expected);
+  return SameShape("grad", grad.shape(), absl::StrCat("the rows of ", of, " at `indices`").c_str(),
+                   expected);
 }
 
 // The inputs of an apply op. `slots` have the compute dtype; `backup` is a resource or a snapshot

@@ -64,7 +64,7 @@ class Variables {
         order_[locked_]->mu()->lock();
       }
     }
-    for (int i = 0; i < count; ++i) TF_RETURN_IF_ERROR(Check(inputs[i], i));
+    for (int i = 0; i < count; ++i) TF_RETURN_IF_ERROR(Check(inputs[i], i, inputs[0].name));
     return access == Access::kDense ? Fresh(ctx) : absl::OkStatus();
   }
 
@@ -86,7 +86,7 @@ class Variables {
   }
 
  private:
-  Status Check(const VariableInput& input, int i) {
+  Status Check(const VariableInput& input, int i, const char* first) {
     if (!variables_[i]->is_initialized || !variables_[i]->tensor()->IsInitialized()) {
       return absl::FailedPreconditionError(
           absl::StrCat("`", input.name, "` is an uninitialized variable. Run its initializer."));
@@ -97,7 +97,7 @@ class Variables {
           "`", input.name, "` must have dtype ", DataTypeString(input.dtype),
           ". Received: ", DataTypeString(tensor.dtype()), "."));
     }
-    return SameShape(input.name, tensor.shape(), "`var`", shape());
+    return SameShape(input.name, tensor.shape(), absl::StrCat("`", first, "`").c_str(), shape());
   }
 
   // No reader may share a buffer that is updated under a shared lock.
