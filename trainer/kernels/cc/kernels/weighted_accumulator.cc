@@ -25,7 +25,7 @@ class WeightedAccumulator : public tensorflow::ResourceBase {
 
   int64_t MemoryUsed() const override {
     const std::lock_guard<std::mutex> lock(mu_);
-    int64_t bytes = sum_.IsInitialized() ? static_cast<int64_t>(sum_.TotalBytes()) : 0;
+    int64_t bytes = static_cast<int64_t>(sum_.TotalBytes());
     if (narrow_) bytes += narrow_->bytes();
     if (wide_) bytes += wide_->bytes();
     return bytes;
@@ -46,7 +46,7 @@ class WeightedAccumulator : public tensorflow::ResourceBase {
     TF_RETURN_IF_ERROR(CheckDense(gradient.shape()));
     const std::lock_guard<std::mutex> lock(mu_);
     TF_RETURN_IF_ERROR(CheckKind(false));
-    if (!sum_.IsInitialized()) {
+    if (sum_.dtype() == tensorflow::DT_INVALID) {
       TF_RETURN_IF_ERROR(ctx->allocate_temp(kDataType<C>, gradient.shape(), &sum_));
     }
     C* sum = Data<C>(&sum_);
@@ -230,7 +230,7 @@ class WeightedAccumulator : public tensorflow::ResourceBase {
   const DataType dtype_;
   const PartialTensorShape shape_;
   mutable std::mutex mu_;  // guards all that follows
-  Tensor sum_{tensorflow::DT_INVALID};  // of the compute dtype
+  Tensor sum_{tensorflow::DT_INVALID};  // of the compute dtype, once there was a dense gradient
   std::unique_ptr<RowSums<float>> narrow_;
   std::unique_ptr<RowSums<double>> wide_;
   bool sparse_ = false;
