@@ -26,6 +26,8 @@ bench: $(VENV)
 	$(BIN)/python -m benchmarks.kill
 	$(BIN)/python -m benchmarks.auc
 	$(BIN)/python -m benchmarks.hooks
+	$(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.kernels --build
 
 # The runs of `deepinsight dashboard sample_runs/`; logs and checkpoints do not belong to them.
 samples: $(VENV)
