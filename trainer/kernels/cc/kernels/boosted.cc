@@ -68,7 +68,7 @@ Status ReadBoost(OpKernelContext* ctx, int first, Boost<C>* boost) {
   TF_RETURN_IF_ERROR(
       Scalar(ctx, first + 2, "staleness_scale", kPositive<C>, &staleness_scale));
   TF_RETURN_IF_ERROR(Scalar(ctx, first + 3, "decay", kShare<C>, &boost->decay));
-  TF_RETURN_IF_ERROR(Scalar(ctx, first + 4, "epsilon", kPositive<C>, &boost->epsilon));
+  TF_RETURN_IF_ERROR(Scalar(ctx, first + 4, "epsilon", kNonNegative<C>, &boost->epsilon));
   boost->strength = strength / (C(1) + static_cast<C>(staleness) / staleness_scale);
   return absl::OkStatus();
 }

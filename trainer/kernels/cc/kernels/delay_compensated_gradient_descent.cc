@@ -6,11 +6,10 @@ namespace deepinsight {
 namespace {
 
 // [Σ|compensation| / Σ|gradient|, share of flipped signs, non-finite elements].
-Status SetCompensationStatistics(OpKernelContext* ctx, const CompensationSums& sums, int grad) {
-  const double elements = static_cast<double>(ctx->input(grad).NumElements());
+Status SetCompensationStatistics(OpKernelContext* ctx, const CompensationSums& sums) {
   return SetStatistics<3>(ctx, 0,
-                          {sums[1] == 0 ? 0.0 : sums[0] / sums[1],
-                           elements == 0 ? 0.0 : sums[2] / elements, sums[3]});
+                          {sums[2] == 0 ? 0.0 : sums[1] / sums[2],
+                           sums[0] == 0 ? 0.0 : sums[3] / sums[0], sums[4]});
 }
 
 // var, backup, learning_rate, variance_parameter, grad[, indices]
@@ -30,7 +29,7 @@ class ApplyOp : public OpKernel {
     const Inputs<0> inputs{0, {}, 1, 4, 5};
     CompensationSums sums;
     OP_REQUIRES_OK(ctx, Update<T, kSparse>(ctx, use_locking_, inputs, rule, &sums));
-    OP_REQUIRES_OK(ctx, SetCompensationStatistics(ctx, sums, inputs.grad));
+    OP_REQUIRES_OK(ctx, SetCompensationStatistics(ctx, sums));
   }
 
  private:
@@ -52,11 +51,11 @@ class ApplyAdaptiveOp : public OpKernel {
     OP_REQUIRES_OK(
         ctx, Scalar(ctx, 4, "variance_parameter", kNonNegative<C>, &rule.variance_parameter));
     OP_REQUIRES_OK(ctx, Scalar(ctx, 5, "decay", kShare<C>, &rule.decay));
-    OP_REQUIRES_OK(ctx, Scalar(ctx, 6, "epsilon", kPositive<C>, &rule.epsilon));
+    OP_REQUIRES_OK(ctx, Scalar(ctx, 6, "epsilon", kNonNegative<C>, &rule.epsilon));
     const Inputs<1> inputs{0, {{{2, "mean_square", kDataType<C>}}}, 1, 7, 8};
     CompensationSums sums;
     OP_REQUIRES_OK(ctx, Update<T, kSparse>(ctx, use_locking_, inputs, rule, &sums));
-    OP_REQUIRES_OK(ctx, SetCompensationStatistics(ctx, sums, inputs.grad));
+    OP_REQUIRES_OK(ctx, SetCompensationStatistics(ctx, sums));
   }
 
  private:

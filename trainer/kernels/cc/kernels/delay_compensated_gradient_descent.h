@@ -10,8 +10,8 @@
 
 namespace deepinsight {
 
-// Sums: |compensation|, |gradient|, flipped signs, non-finite gradients.
-using CompensationSums = std::array<double, 4>;
+// Sums: elements, |compensation|, |gradient|, flipped signs, non-finite gradients.
+using CompensationSums = std::array<double, 5>;
 
 // w -= eta (g + lambda g g (w - backup)), written as w -= eta g (1 + lambda g (w - backup)), so
 // that lambda = 0 leaves every bit of g; then backup = w.
@@ -36,7 +36,9 @@ struct DelayCompensated {
       flipped += factor < C(-1) ? C(1) : C(0);
       non_finite += NonFinite(g);
     }
-    Add(Sums{double(compensation), double(magnitude), double(flipped), double(non_finite)}, sums);
+    Add(Sums{double(n), double(compensation), double(magnitude), double(flipped),
+             double(non_finite)},
+        sums);
   }
 };
 
@@ -65,7 +67,9 @@ struct AdaptiveDelayCompensated {
       flipped += factor < C(-1) ? C(1) : C(0);
       non_finite += NonFinite(g);
     }
-    Add(Sums{double(compensation), double(magnitude), double(flipped), double(non_finite)}, sums);
+    Add(Sums{double(n), double(compensation), double(magnitude), double(flipped),
+             double(non_finite)},
+        sums);
   }
 };
 
