@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from deepinsight.collectors.keras_attachment import Attachment, execution_steps, innermost
 from deepinsight.collectors.keras_logs import EpochLogs
+from deepinsight.collectors.keras_optimizer import OptimizerValues
 from deepinsight.collectors.probes import Gradients, Probe, Scalars, Throughput, Weights
 from deepinsight.collectors.probes.base import (
     GRADIENT,
@@ -36,8 +37,10 @@ class TraceCallback(keras.callbacks.Callback):
     Args:
         run_dir: Directory of the run.
         probes: Probes; None takes ``Scalars()`` (the logs, every step), ``Weights()``,
-            ``Gradients()`` and ``Throughput()``. ``AUC()`` needs no tensors here: it takes the
-            model's own labels and outputs.
+            ``Gradients()`` and ``Throughput()``. ``Scalars`` also records what the optimizers of
+            ``deepinsight.trainer.keras`` report of their updates, ``optimizer/…``, at
+            `every_n_steps`. ``AUC()`` needs no tensors here: it takes the model's own labels and
+            outputs.
         every_n_steps: Cadence of the probes that state none, >= 1. Recorded are the first step and
             the multiples.
         process: Name of this process in the run.
@@ -120,9 +123,13 @@ class TraceCallback(keras.callbacks.Callback):
             config=self._config,
             feature_groups=self._feature_groups,
         )
+        scalars = [p for p in self._probes if isinstance(p, Scalars)]
+        probes = [p for p in self._probes if not isinstance(p, Scalars)]
+        if scalars and OptimizerValues.offered_by(optimizer):
+            probes.append(OptimizerValues(optimizer, self._names, scalars))
         self._recording = Recording(
             self._writer,
-            [p for p in self._probes if not isinstance(p, Scalars)],
+            probes,
             every_n_steps=self._every_n_steps,
             overhead_budget=self._overhead_budget,
             feature_groups=self._feature_groups,
@@ -141,7 +148,6 @@ class TraceCallback(keras.callbacks.Callback):
         self._started, self._began_s = False, time.time()
         if self.model.trainable_variables:
             self._start()
-        scalars = [p for p in self._probes if isinstance(p, Scalars)]
         self._logs = [EpochLogs(p, self._writer, self._recording) for p in scalars]
         self._first_iteration = self._iteration()
         self._previous: int | None = None
@@ -186,6 +192,10 @@ class TraceCallback(keras.callbacks.Callback):
             device = getattr(v.value, "device", "") or ""
             described.append((recorder.variable(name, v.shape, str(v.dtype), device), v))
         return described
+
+    def _names(self, variables: Sequence[Any]) -> list[str]:
+        names = {id(v): info.name for info, v in self._variables()}
+        return [names.get(id(v), stream_name(v.path)) for v in variables]
 
     def _iteration(self) -> int:
         return int(self._counter.numpy()) if self._counter is not None else 0

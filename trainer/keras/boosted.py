@@ -1,0 +1,391 @@
+"""Gradient descent, momentum, Adagrad and Adam on correlation-boosted gradients, for Keras."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from deepinsight.trainer.keras import _checks
+from deepinsight.trainer.keras._base import NON_FINITE, PACKAGE, Quantity
+from deepinsight.trainer.keras._workers import WorkerOptimizer
+
+
+class Boosted(WorkerOptimizer):
+    """What the boosted optimizers share: the boost of the gradient, before the base rule.
+
+    Args:
+        learning_rate: A number > 0, a schedule or a callable.
+        num_workers: Number of workers that push, >= 1.
+        boost: In [0, 1).
+        staleness_scale: > 0, updates.
+        correlation_decay: In [0, 1).
+        correlation_epsilon: > 0.
+        **settings: Arguments of ``keras.optimizers.Optimizer``.
+    """
+
+    QUANTITIES = (
+        Quantity("correlation", "Mean correlation of the gradient with the variable's movement."),
+        Quantity(
+            "compensation_ratio",
+            "Sum of the absolute change of the gradient over the sum of the absolute gradient.",
+        ),
+        NON_FINITE,
+    )
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        num_workers: int,
+        boost: float,
+        staleness_scale: float,
+        correlation_decay: float,
+        correlation_epsilon: float,
+        **settings: Any,
+    ) -> None:
+        super().__init__(learning_rate, num_workers, **settings)
+        self.boost = _checks.share("boost", boost)
+        self.staleness_scale = _checks.positive("staleness_scale", staleness_scale)
+        self.correlation_decay = _checks.share("correlation_decay", correlation_decay)
+        self.correlation_epsilon = _checks.positive("correlation_epsilon", correlation_epsilon)
+
+    def _initial_slots(self) -> Mapping[str, float]:
+        return {"correlation": 0.0, "gradient_square": 0.0, "movement_square": 0.0}
+
+    def _hyperparameters(self, dtype: tf.DType) -> Mapping[str, Any]:
+        return {
+            "boost": self.boost,
+            "staleness": self._staleness(),
+            "staleness_scale": self.staleness_scale,
+            "decay": self.correlation_decay,
+            "epsilon": self.correlation_epsilon,
+        }
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments to make this optimizer again, without its state."""
+        return super().get_config() | {
+            "boost": self.boost,
+            "staleness_scale": self.staleness_scale,
+            "correlation_decay": self.correlation_decay,
+            "correlation_epsilon": self.correlation_epsilon,
+        }
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class BoostedGradientDescent(Boosted):
+    r"""Gradient descent on gradients boosted by their correlation with the variable's movement.
+
+    Since worker m pulled, others moved the weights by :math:`\Delta = w - w_{bak(m)}`. Per element,
+    where they moved along the gradient's descent, the gradient shrinks; where they moved against
+    it, it is a turning signal and grows:
+
+    .. math::
+
+        c \leftarrow d c + (1 - d)\, g \Delta; \quad
+        s \leftarrow d s + (1 - d)\, g^2; \quad
+        q \leftarrow d q + (1 - d)\, \Delta^2 \\
+        \rho = \frac{c}{\sqrt s \sqrt q + \epsilon} \in [-1, 1]; \quad
+        g' = g\,(1 + \frac{\lambda}{1 + \tau / \tau_0}\, \rho) \\
+        w \leftarrow w - \eta\, g'; \quad w_{bak(m)} \leftarrow w
+
+    The staleness :math:`\tau`, updates by others between a worker's pull and its push, is counted
+    here. No sign ever flips. The idea is TensorFlowRS's, the formula is ours.
+
+    ``fit`` has one worker: nothing is stale there, and this is the plain rule. For several, see
+    `worker`. A push of a worker ends with its pull; `pull` is for those that pull at another time.
+    With several workers the movement includes what the base class does to the variables itself
+    (`weight_decay`, EMA, constraints). With a sparse gradient only its rows are touched, all state
+    included. NaN and infinity in a gradient are applied as they are, and counted in `statistics`.
+
+    Args:
+        learning_rate: :math:`\eta` > 0, a schedule or a callable. The arithmetic is float32 for
+            half, bfloat16 and float32 variables and float64 for float64 variables.
+        num_workers: Number of workers that push, >= 1.
+        boost: :math:`\lambda` in [0, 1); 0 is the plain rule, bit by bit.
+        staleness_scale: :math:`\tau_0` > 0, updates; there the boost has halved.
+        correlation_decay: :math:`d` in [0, 1).
+        correlation_epsilon: :math:`\epsilon` > 0.
+        **settings: Arguments of ``keras.optimizers.Optimizer``, such as `weight_decay`, `clipnorm`
+            and `name`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        BackendError: If Keras does not run on TensorFlow.
+
+    Example:
+        >>> w = keras.Variable([1.0])
+        >>> optimizer = BoostedGradientDescent(0.5, num_workers=2)
+        >>> with optimizer.worker(0):
+        ...     optimizer.apply([[2.0]], [w])
+        >>> with optimizer.worker(1):  # the weight went where this gradient points
+        ...     optimizer.apply([[2.0]], [w])
+        >>> optimizer.statistics["correlation"]["variable"].__round__(3)
+        -0.707
+
+    References:
+        Zheng et al., 2017, Asynchronous Stochastic Gradient Descent with Delay Compensation. ICML.
+        arXiv:1609.08326: the compensation that this one keeps bounded.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        num_workers: int = 1,
+        *,
+        boost: float = 0.5,
+        staleness_scale: float = 10.0,
+        correlation_decay: float = 0.9,
+        correlation_epsilon: float = 1e-12,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            num_workers,
+            boost,
+            staleness_scale,
+            correlation_decay,
+            correlation_epsilon,
+            **settings,
+        )
+
+    def _kernel(self) -> str:
+        return "boosted_gradient_descent"
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class BoostedMomentum(Boosted):
+    r"""Momentum on gradients boosted by their correlation with the variable's movement.
+
+    With the boosted gradient :math:`g'` of `BoostedGradientDescent`:
+
+    .. math::  v \leftarrow \mu v + g'; \qquad w \leftarrow w - \eta\, v
+
+    and with `nesterov` :math:`w \leftarrow w - \eta\,(g' + \mu v)`. Here v does not hold the
+    learning rate; in ``keras.optimizers.SGD`` it does.
+
+    Args:
+        learning_rate: :math:`\eta` > 0, a schedule or a callable.
+        momentum: :math:`\mu` in [0, 1).
+        nesterov: Whether to look ahead.
+        num_workers: Number of workers that push, >= 1.
+        boost: As for `BoostedGradientDescent`.
+        staleness_scale: As for `BoostedGradientDescent`.
+        correlation_decay: As for `BoostedGradientDescent`.
+        correlation_epsilon: As for `BoostedGradientDescent`.
+        **settings: Arguments of ``keras.optimizers.Optimizer``.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        BackendError: If Keras does not run on TensorFlow.
+
+    Example:
+        >>> model.compile(BoostedMomentum(0.01, nesterov=True), "mse")  # doctest: +SKIP
+
+    References:
+        Sutskever et al., 2013, On the importance of initialization and momentum in deep learning.
+        ICML.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        num_workers: int = 1,
+        *,
+        boost: float = 0.5,
+        staleness_scale: float = 10.0,
+        correlation_decay: float = 0.9,
+        correlation_epsilon: float = 1e-12,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            num_workers,
+            boost,
+            staleness_scale,
+            correlation_decay,
+            correlation_epsilon,
+            **settings,
+        )
+        self.momentum = _checks.share("momentum", momentum)
+        self.nesterov = bool(nesterov)
+
+    def _initial_slots(self) -> Mapping[str, float]:
+        return {"accum": 0.0, **super()._initial_slots()}
+
+    def _kernel(self) -> str:
+        return "boosted_momentum"
+
+    def _hyperparameters(self, dtype: tf.DType) -> Mapping[str, Any]:
+        own = {"momentum": self.momentum, "use_nesterov": self.nesterov}
+        return own | dict(super()._hyperparameters(dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments to make this optimizer again, without its state."""
+        return super().get_config() | {"momentum": self.momentum, "nesterov": self.nesterov}
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class BoostedAdagrad(Boosted):
+    r"""Adagrad on gradients boosted by their correlation with the variable's movement.
+
+    With the boosted gradient :math:`g'` of `BoostedGradientDescent`:
+
+    .. math::  a \leftarrow a + g'^2; \qquad w \leftarrow w - \eta\, g' / (\sqrt a + \epsilon_a)
+
+    Args:
+        learning_rate: :math:`\eta` > 0, a schedule or a callable.
+        initial_accumulator_value: a at first, >= 0.
+        epsilon: :math:`\epsilon_a` >= 0.
+        num_workers: Number of workers that push, >= 1.
+        boost: As for `BoostedGradientDescent`.
+        staleness_scale: As for `BoostedGradientDescent`.
+        correlation_decay: As for `BoostedGradientDescent`.
+        correlation_epsilon: As for `BoostedGradientDescent`.
+        **settings: Arguments of ``keras.optimizers.Optimizer``.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        BackendError: If Keras does not run on TensorFlow.
+
+    Example:
+        >>> model.compile(BoostedAdagrad(0.05), "mse")  # doctest: +SKIP
+
+    References:
+        Duchi et al., 2011, Adaptive Subgradient Methods. JMLR 12.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        initial_accumulator_value: float = 0.1,
+        epsilon: float = 1e-7,
+        num_workers: int = 1,
+        *,
+        boost: float = 0.5,
+        staleness_scale: float = 10.0,
+        correlation_decay: float = 0.9,
+        correlation_epsilon: float = 1e-12,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            num_workers,
+            boost,
+            staleness_scale,
+            correlation_decay,
+            correlation_epsilon,
+            **settings,
+        )
+        self.initial_accumulator_value = _checks.non_negative(
+            "initial_accumulator_value", initial_accumulator_value
+        )
+        self.epsilon = _checks.non_negative("epsilon", epsilon)
+
+    def _initial_slots(self) -> Mapping[str, float]:
+        return {"accum": self.initial_accumulator_value, **super()._initial_slots()}
+
+    def _kernel(self) -> str:
+        return "boosted_adagrad"
+
+    def _hyperparameters(self, dtype: tf.DType) -> Mapping[str, Any]:
+        return {"accum_epsilon": self.epsilon} | dict(super()._hyperparameters(dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments to make this optimizer again, without its state."""
+        return super().get_config() | {
+            "initial_accumulator_value": self.initial_accumulator_value,
+            "epsilon": self.epsilon,
+        }
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class BoostedAdam(Boosted):
+    r"""Adam on gradients boosted by their correlation with the variable's movement.
+
+    With the boosted gradient :math:`g'` of `BoostedGradientDescent`, at the step t:
+
+    .. math::
+
+        m \leftarrow m + (1 - \beta_1)(g' - m); \quad
+        v \leftarrow v + (1 - \beta_2)(g'^2 - v); \quad
+        w \leftarrow w - \eta \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}
+        \frac{m}{\sqrt v + \epsilon_a}
+
+    All workers' updates count as steps. With a sparse gradient m and v of the other rows do not
+    decay (lazy Adam).
+
+    Args:
+        learning_rate: :math:`\eta` > 0, a schedule or a callable.
+        beta_1: :math:`\beta_1` in [0, 1).
+        beta_2: :math:`\beta_2` in [0, 1).
+        epsilon: :math:`\epsilon_a` >= 0; TensorFlow's default, Keras's is 1e-7.
+        num_workers: Number of workers that push, >= 1.
+        boost: As for `BoostedGradientDescent`.
+        staleness_scale: As for `BoostedGradientDescent`.
+        correlation_decay: As for `BoostedGradientDescent`.
+        correlation_epsilon: As for `BoostedGradientDescent`.
+        **settings: Arguments of ``keras.optimizers.Optimizer``.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        BackendError: If Keras does not run on TensorFlow.
+
+    Example:
+        >>> model.compile(BoostedAdam(0.001), "mse")  # doctest: +SKIP
+
+    References:
+        Kingma and Ba, 2015, Adam. ICLR. arXiv:1412.6980.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        num_workers: int = 1,
+        *,
+        boost: float = 0.5,
+        staleness_scale: float = 10.0,
+        correlation_decay: float = 0.9,
+        correlation_epsilon: float = 1e-12,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            num_workers,
+            boost,
+            staleness_scale,
+            correlation_decay,
+            correlation_epsilon,
+            **settings,
+        )
+        self.beta_1 = _checks.share("beta_1", beta_1)
+        self.beta_2 = _checks.share("beta_2", beta_2)
+        self.epsilon = _checks.non_negative("epsilon", epsilon)
+
+    def _initial_slots(self) -> Mapping[str, float]:
+        return {"m": 0.0, "v": 0.0, **super()._initial_slots()}
+
+    def _kernel(self) -> str:
+        return "boosted_adam"
+
+    def _hyperparameters(self, dtype: tf.DType) -> Mapping[str, Any]:
+        step = tf.cast(tf.convert_to_tensor(self.iterations), tf.float64) + 1
+        return {
+            "beta1_power": tf.cast(tf.pow(tf.constant(self.beta_1, tf.float64), step), dtype),
+            "beta2_power": tf.cast(tf.pow(tf.constant(self.beta_2, tf.float64), step), dtype),
+            "beta1": self.beta_1,
+            "beta2": self.beta_2,
+            "adam_epsilon": self.epsilon,
+        } | dict(super()._hyperparameters(dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments to make this optimizer again, without its state."""
+        return super().get_config() | {
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+        }
