@@ -1,8 +1,11 @@
-"""What the tests of the kernels share: sources that compile quickly, and a compiler that counts."""
+"""What the tests of the kernels share: the apply ops; small sources and a compiler that counts."""
 
+import importlib.util
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -47,6 +50,19 @@ def write(folder: Path, files: dict[str, str]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
+
+
+@pytest.fixture(scope="session")
+def apply_ops() -> ModuleType:
+    """Each apply op beside its rule."""
+    path = Path(__file__).parent / "apply_ops.py"
+    spec = importlib.util.spec_from_file_location("apply_ops", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -217,6 +217,12 @@ Status Update(OpKernelContext* ctx, bool use_locking, const Inputs<kSlots>& inpu
     TF_RETURN_IF_ERROR(SameShape("grad", grad.shape(), "`var`", variables.shape()));
   }
   if (Rule::kHasBackup && !slot_backup) {
+    const DataType dtype = ctx->input_dtype(inputs.backup);
+    if (dtype != kDataType<T>) {
+      return absl::InvalidArgumentError(absl::StrCat("`backup` must have the dtype of `grad`, ",
+                                                     DataTypeString(kDataType<T>),
+                                                     ". Received: ", DataTypeString(dtype), "."));
+    }
     TF_RETURN_IF_ERROR(
         SameShape("backup", ctx->input(inputs.backup).shape(), "`grad`", grad.shape()));
   }

@@ -95,6 +95,13 @@ inline Status ApplyShape(InferenceContext* c, const ApplyInputs& inputs) {
       TF_RETURN_IF_ERROR(
           MergeNamed(c, "backup", VariableShape(c, inputs.backup), "`var`", var, &merged));
     } else {
+      DataType storage;
+      TF_RETURN_IF_ERROR(c->GetAttr("T", &storage));
+      if (backup != storage) {
+        return absl::InvalidArgumentError(absl::StrCat("`backup` must have the dtype of `grad`, ",
+                                                       DataTypeString(storage), ". Received: ",
+                                                       DataTypeString(backup), "."));
+      }
       TF_RETURN_IF_ERROR(
           MergeNamed(c, "backup", c->input(inputs.backup), "`grad`", grad, &merged));
     }
