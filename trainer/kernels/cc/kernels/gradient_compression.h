@@ -86,6 +86,15 @@ inline MagnitudeKey<C> KeyOf(C value) {
 using Parallel =
     std::function<void(int64_t, int64_t, const std::function<void(int64_t, int64_t)>&)>;
 
+// Which element the sample takes out of stretch i of `stride` elements: SplitMix64, mod stride.
+inline int64_t SampledOffset(uint64_t seed, int64_t i, int64_t stride) {
+  uint64_t bits = (seed + static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15u;
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  bits ^= bits >> 31;
+  return static_cast<int64_t>(bits % static_cast<uint64_t>(stride));
+}
+
 // Finds the k elements of the largest magnitude, exactly; of equal ones those of lower index.
 //
 // A level below the k-th largest magnitude is guessed from a sample. One pass collects what lies
@@ -152,11 +161,7 @@ class TopMagnitudes {
     std::vector<Key> sample(size);
     const int64_t stride = n_ / size;
     for (int64_t i = 0; i < size; ++i) {
-      uint64_t bits = (seed + static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15u;  // SplitMix64
-      bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
-      bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
-      bits ^= bits >> 31;
-      sample[i] = KeyOf(values_[i * stride + static_cast<int64_t>(bits % stride)]);
+      sample[i] = KeyOf(values_[i * stride + SampledOffset(seed, i, stride)]);
     }
     return sample;
   }
