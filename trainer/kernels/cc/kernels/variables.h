@@ -46,8 +46,11 @@ class Variables {
               Access access, bool use_locking) {
     count_ = count;
     for (int i = 0; i < count; ++i) {
-      TF_RETURN_IF_ERROR(LookupResource(
-          ctx, tensorflow::HandleFromInput(ctx, inputs[i].input), &variables_[i]));
+      const Status found = LookupResource(
+          ctx, tensorflow::HandleFromInput(ctx, inputs[i].input), &variables_[i]);
+      // Before its initializer has run, a graph's variable is not there at all.
+      if (absl::IsNotFound(found)) return Uninitialized(inputs[i]);
+      TF_RETURN_IF_ERROR(found);
       order_[i] = variables_[i].get();
     }
     std::sort(order_.begin(), order_.begin() + count);
@@ -86,10 +89,14 @@ class Variables {
   }
 
  private:
+  static Status Uninitialized(const VariableInput& input) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("`", input.name, "` is an uninitialized variable. Run its initializer."));
+  }
+
   Status Check(const VariableInput& input, int i, const char* first) {
     if (!variables_[i]->is_initialized || !variables_[i]->tensor()->IsInitialized()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("`", input.name, "` is an uninitialized variable. Run its initializer."));
+      return Uninitialized(input);
     }
     const Tensor& tensor = *variables_[i]->tensor();
     if (tensor.dtype() != input.dtype) {
