@@ -204,7 +204,7 @@ class KernelOptimizer(keras.optimizers.Optimizer):
         return labels
 
     def _statistics(self) -> np.ndarray:
-        rows = [row.statistics.numpy() for row in self._table.rows]
+        rows = [row.statistics.value.numpy() for row in self._table.rows]
         return np.reshape(np.asarray(rows, np.float64), (len(rows), len(self.QUANTITIES)))
 
     @property
