@@ -45,28 +45,10 @@ class ElasticOp : public OpKernel {
       TF_RETURN_IF_ERROR(
           FindRows(ctx->input(3), shape.dim_size(0), &unique, "the rows of `local`"));
       const int64_t width = shape.num_elements() / std::max<int64_t>(1, shape.dim_size(0));
-      return SetDistance(ctx, ExchangeRows(ctx, unique, width, rule, VariableRows<T>{local},
-                                           VariableRows<T>{center}));
+      // A row that is named twice exchanges once.
+      return SetDistance(ctx, UpdateRows(ctx, unique, width, rule, VariableRows<T>{local},
+                                         VariableRows<T>{center}));
     }
-  }
-
-  // Duplicates exchange once: a row's elements do not know how often they were named.
-  static DistanceSums ExchangeRows(OpKernelContext* ctx, const UniqueRows& unique, int64_t width,
-                                   const ElasticExchange<C>& rule, VariableRows<T> local,
-                                   VariableRows<T> center) {
-    constexpr int64_t kAhead = 8;
-    return InUnits<DistanceSums>(
-        ctx, unique.size(), kUnitRows, kCyclesPerRow + kCyclesPerElement * width,
-        [&](int64_t begin, int64_t end, DistanceSums* sums) {
-          for (int64_t u = begin; u < end; ++u) {
-            if (u + kAhead < end) {
-              local.Prefetch(unique.row(u + kAhead), width);
-              center.Prefetch(unique.row(u + kAhead), width);
-            }
-            const int64_t row = unique.row(u);
-            ForBlocks(0, width, rule, sums, local.at(row, u, width), center.at(row, u, width));
-          }
-        });
   }
 
   bool use_locking_;

@@ -133,6 +133,18 @@ inline void Narrow(const float* from, BFloat16* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = ToBFloat16(from[i]);
 }
 
+// What needs no conversion is copied.
+template <typename C>
+void Widen(const C* from, C* to, int64_t n) {
+  DEEPINSIGHT_SIMD
+  for (int64_t i = 0; i < n; ++i) to[i] = from[i];
+}
+
+template <typename C>
+void Narrow(const C* from, C* to, int64_t n) {
+  Widen(from, to, n);
+}
+
 // An array that is read.
 template <typename T>
 struct In {

@@ -42,7 +42,8 @@ class AccumulateOp : public OpKernel {
     const auto pass = [&](const auto& some, auto... state) {
       if constexpr (kSparse) {
         const int64_t width = shape.num_elements() / std::max<int64_t>(1, shape.dim_size(0));
-        return UpdateRows(ctx, unique, width, some, Data<T>(grad), VariableRows<C>{state}...);
+        return UpdateRows(ctx, unique, width, some, VariableRows<C>{state}...,
+                          SummedRows<T>{Data<T>(grad)});
       } else {
         return UpdateElements(ctx, grad.NumElements(), some, state..., In<T>{Data<T>(grad)});
       }

@@ -5,16 +5,6 @@
 namespace deepinsight {
 namespace {
 
-// The rows of the variable, to be read: `VariableRows` would also write them.
-template <typename T>
-struct ReadRows {
-  const T* data;
-  In<T> at(int64_t row, int64_t, int64_t width) const { return {data + row * width}; }
-  void Prefetch(int64_t row, int64_t width) const {
-    VariableRows<T>{{data, const_cast<T*>(data)}}.Prefetch(row, width);
-  }
-};
-
 // var, accum, learning_rate, eeta, weight_decay, momentum, epsilon, grad[, indices]
 //
 // The norms need all elements before the first is updated: two passes over var and grad.
@@ -30,7 +20,7 @@ class LarsOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    C learning_rate, eeta, epsilon;
+    C learning_rate = 0, eeta = 0, epsilon = 0;
     Lars<C> rule{};
     rule.use_nesterov = use_nesterov_;
     OP_REQUIRES_OK(ctx, Scalar(ctx, 2, "learning_rate", kPositive<C>, &learning_rate));
@@ -69,8 +59,8 @@ class LarsOp : public OpKernel {
     const Tensor& grad = ctx->input(kGrad);
     const T* var = variables->template elements<T>(0).in;
     if constexpr (kSparse) {
-      return UpdateRows(ctx, unique, Width(variables), SquaredNorms<C>{}, Data<T>(grad),
-                        ReadRows<T>{var});
+      return UpdateRows(ctx, unique, Width(variables), SquaredNorms<C>{}, ReadRows<T>{var},
+                        SummedRows<T>{Data<T>(grad)});
     } else {
       return UpdateElements(ctx, grad.NumElements(), SquaredNorms<C>{}, In<T>{var},
                             In<T>{Data<T>(grad)});
@@ -83,8 +73,8 @@ class LarsOp : public OpKernel {
     const InOut<T> var = variables->template elements<T>(0);
     const InOut<C> accum = variables->template elements<C>(1);
     if constexpr (kSparse) {
-      UpdateRows(ctx, unique, Width(variables), rule, Data<T>(grad), VariableRows<T>{var},
-                 VariableRows<C>{accum});
+      UpdateRows(ctx, unique, Width(variables), rule, VariableRows<T>{var},
+                 VariableRows<C>{accum}, SummedRows<T>{Data<T>(grad)});
     } else {
       UpdateElements(ctx, grad.NumElements(), rule, var, accum, In<T>{Data<T>(grad)});
     }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compute.h"
+#include "rows.h"
 #include "tensorflow.h"
 #include "unique_rows.h"
 #include "variables.h"
@@ -50,67 +51,15 @@ typename Rule::Sums UpdateElements(OpKernelContext* ctx, int64_t n, const Rule& 
                        });
 }
 
-// An operand with a row per row of the variable, and one with a row per row of the gradient.
-template <typename T>
-struct VariableRows {
-  InOut<T> data;
-  InOut<T> at(int64_t row, int64_t, int64_t width) const {
-    return {data.in + row * width, data.out + row * width};
-  }
-  void Prefetch(int64_t row, int64_t width) const {
-    const char* begin = reinterpret_cast<const char*>(data.out + row * width);
-    const int64_t bytes = std::min<int64_t>(width * sizeof(T), 512);
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(begin + b, 1);
-    __builtin_prefetch(begin + bytes - 1, 1);  // a row need not begin at a cache line
-  }
-};
-template <typename T>
-struct GradientRows {
-  const T* data;
-  In<T> at(int64_t, int64_t position, int64_t width) const { return {data + position * width}; }
-  void Prefetch(int64_t, int64_t) const {}
-};
-
-// The sum of the gradient's rows at some positions.
-template <typename T>
-void SumRows(const T* grad, int64_t width, const int64_t* positions, int64_t count,
-             Compute<T>* sum) {
-  std::fill(sum, sum + width, Compute<T>(0));
-  for (int64_t k = 0; k < count; ++k) {
-    BlockOf<In<T>> row(In<T>{grad + positions[k] * width});
-    for (int64_t start = 0; start < width; start += kBlock) {
-      const int64_t n = std::min(kBlock, width - start);
-      const Compute<T>* from = row.Load(start, n).in;
-      DEEPINSIGHT_SIMD
-      for (int64_t i = 0; i < n; ++i) sum[start + i] += from[i];
-    }
-  }
-}
-
-// Runs a rule over the touched rows: `width` elements each, duplicates summed first.
-template <typename Rule, typename T, typename... Rows>
+// Runs a rule over the touched rows, `width` elements each.
+template <typename Rule, typename... Rows>
 typename Rule::Sums UpdateRows(OpKernelContext* ctx, const UniqueRows& unique, int64_t width,
-                               const Rule& rule, const T* grad, Rows... rows) {
+                               const Rule& rule, Rows... rows) {
   using Sums = typename Rule::Sums;
-  constexpr int64_t kAhead = 8;
-  const auto unit = [&](int64_t begin, int64_t end, Sums* sums) {
-    std::vector<Compute<T>> sum(unique.duplicates() ? width : 0);
-    for (int64_t u = begin; u < end; ++u) {
-      if (u + kAhead < end) (rows.Prefetch(unique.row(u + kAhead), width), ...);
-      [[maybe_unused]] const int64_t row = unique.row(u);
-      const int64_t position = unique.first(u), count = unique.count(u);
-      if (count == 1) {
-        ForBlocks(0, width, rule, sums, rows.at(row, position, width)...,
-                  In<T>{grad + position * width});
-      } else {
-        SumRows(grad, width, unique.positions(u), count, sum.data());
-        ForBlocks(0, width, rule, sums, rows.at(row, position, width)...,
-                  In<Compute<T>>{sum.data()});
-      }
-    }
-  };
   return InUnits<Sums>(ctx, unique.size(), kUnitRows, kCyclesPerRow + kCyclesPerElement * width,
-                       unit);
+                       [&](int64_t begin, int64_t end, Sums* sums) {
+                         ForRows(unique, begin, end, width, rule, sums, rows...);
+                       });
 }
 
 // Finds the distinct rows of the indices, all of which must be rows of the variable.
@@ -179,9 +128,9 @@ typename Rule::Sums Run(OpKernelContext* ctx, const Inputs<kSlots>& inputs, cons
           return VariableRows<S>{operand};
         }
       };
-      return UpdateRows(ctx, unique, width, rule, Data<T>(grad),
-                        rows(variables->template elements<T>(0)),
-                        rows(variables->template elements<C>(1 + I))..., rows(backup)...);
+      return UpdateRows(ctx, unique, width, rule, rows(variables->template elements<T>(0)),
+                        rows(variables->template elements<C>(1 + I))..., rows(backup)...,
+                        SummedRows<T>{Data<T>(grad)});
     }
   };
   if constexpr (Rule::kHasBackup) {

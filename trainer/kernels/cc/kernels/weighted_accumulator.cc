@@ -86,8 +86,8 @@ class WeightedAccumulator : public tensorflow::ResourceBase {
                           const T* from = Data<T>(gradient) + unique.first(u) * width;
                           ForBlocks(0, width, rule, sums, into, In<T>{from});
                         } else {
-                          SumRows(Data<T>(gradient), width, unique.positions(u), unique.count(u),
-                                  total.data());
+                          SumRows(Data<T>(gradient), width, 0, width, unique.positions(u),
+                                  unique.count(u), total.data());
                           ForBlocks(0, width, rule, sums, into, In<C>{total.data()});
                         }
                       }
