@@ -19,19 +19,21 @@ Each figure is the median of all rounds, ± half the interquartile range; a rati
 round, and **a ratio above 1 says that this op is faster**. Graphs hold many passes in a row, so
 that Python does not count. The last line is ``RESULT`` and a flat JSON object:
 
-======================================  =========================================================
-``OP_N_bandwidth_share``                Machine's time / this op's, N elements.
-``OP_N_vs_composed``, ``OP_N_vs_xla``   Their time / this op's.
-``OP_N_vs_tf``                          Time of TensorFlow's nearest kernel / this op's.
-``OP_N_gb_per_s``                       Bandwidth of this op.
-``OP_1000_vs_tf``, ``OP_1000_us``       What a call costs: the same at 1,000 elements.
-``OP_sparse_mrows_per_s``               Million rows per second, rows in random order.
-``OP_sparse_ascending_mrows_per_s``     The same with sorted rows.
-``OP_sparse_loop_mrows_per_s``          The prefetching loop on all threads ...
+=======================================  ========================================================
+``OP_N_bandwidth_share``                 Machine's time / this op's, N elements.
+``OP_N_vs_composed``, ``OP_N_vs_xla``    Their time / this op's.
+``OP_N_vs_tf``                           Time of TensorFlow's nearest kernel / this op's.
+``OP_N_gb_per_s``                        Bandwidth of this op.
+``OP_1000_vs_tf``, ``OP_1000_us``        What a call costs: the same at 1,000 elements.
+``OP_sparse_mrows_per_s``                Million rows per second, rows in random order.
+``OP_sparse_ascending_mrows_per_s``      The same with sorted rows.
+``OP_sparse_loop_mrows_per_s``           The prefetching loop on all threads ...
 ``OP_sparse_loop_1_thread_mrows_per_s``  ... and on one.
-``OP_sparse_vs_tf``, ``_vs_composed``, ``_vs_xla``  Their time / this op's.
-``..._iqr``                             Interquartile range of the figure before.
-======================================  =========================================================
+``OP_sparse_loop_share``                 The loop's time / this op's; also ``_loop_1_thread_share``.
+``OP_sparse_vs_tf``                      Time of TensorFlow's nearest sparse kernel / this op's.
+``OP_sparse_vs_composed``, ``_vs_xla``   Their time / this op's.
+``..._iqr``                              Interquartile range of the figure before.
+=======================================  ========================================================
 
 ``--build`` measures the build instead, see `benchmarks.kernels.build`.
 """
@@ -83,6 +85,8 @@ def measure(sizes: list[str], names: list[str], quick: bool) -> dict[str, float]
     from deepinsight.trainer import kernels
     from deepinsight.trainer.kernels.toolchain import find_compiler
 
+    if unknown := set(names) - set(RULES):
+        raise SystemExit(f"--ops must name some of {', '.join(RULES)}. Received: {unknown}.")
     ops = kernels.ops()
     rules = {name: RULES[name] for name in names or RULES}
     rows = tf.random.shuffle(tf.range(4000), seed=0)[:500].numpy()

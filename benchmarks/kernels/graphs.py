@@ -84,12 +84,12 @@ def composed_pass(rule: Rule, variables: State, jit: bool = False) -> Pass:
 
 
 def chain(one: Pass, passes: int, *inputs: Any) -> Any:
-    """A function of ``passes`` passes; it takes the gradient, then that many row vectors, if any.
+    """Trace a function of so many passes; it takes a list of gradients and one of row vectors.
 
     Args:
-        one: The pass.
+        one: The pass; for one graph only, since it keeps the graph's constants.
         passes: How many.
-        inputs: Example inputs of a pass.
+        inputs: Example inputs of a pass: a gradient, and the rows of a sparse one.
     """
 
     @tf.function(autograph=False)
@@ -100,7 +100,6 @@ def chain(one: Pass, passes: int, *inputs: Any) -> Any:
                 done = one(gradient, *rows[i : i + 1])
 
     gradient, *rows = [tf.TensorSpec(x.shape, x.dtype) for x in inputs]
-    # `done` may hold a whole graph's operations: trace now, not when the clock runs.
     return run.get_concrete_function([gradient] * passes, rows * passes)
 
 

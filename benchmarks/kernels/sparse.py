@@ -116,6 +116,8 @@ def report(name: str, rule: Rule, table: Table, times: Times, results: dict[str,
     ]:
         speed = million_rows / times[contender]
         line += f"{spread(results, f'{key}_{label}_mrows_per_s', speed):9.1f}"
+    spread(results, f"{key}_loop_1_thread_share", times["machine_1"] / ours)
+    spread(results, f"{key}_loop_share", times["machine"] / ours)
     for label, contender in [("vs_composed", "composed"), ("vs_xla", "xla"), ("vs_tf", "tf")]:
         ratio = spread(results, f"{key}_{label}", times[contender] / ours)
         line += f"{ratio:8.2f} ±{results[f'{key}_{label}_iqr'] / 2:4.2f}"
