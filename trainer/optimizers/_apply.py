@@ -118,6 +118,35 @@ def check_gradient(grad: Any, var: Any) -> Gradient | None:
     return grad
 
 
+def make_slot(
+    optimizer: v1.train.Optimizer,
+    var: tf.Variable,
+    slot: str,
+    value: float = 0.0,
+    *,
+    dtype: tf.DType | None = None,
+    shape: Sequence[int] | None = None,
+) -> tf.Variable:
+    """Make a slot on the variable's device, unless it is there.
+
+    Args:
+        optimizer: Whose slot.
+        var: The variable.
+        slot: The slot's name; the slot variable is called ``<variable>/<optimizer>/<slot>``.
+        value: First value of every element.
+        dtype: None: the dtype of the arithmetic.
+        shape: None: the variable's.
+    """
+    return optimizer._get_or_make_slot_with_initializer(
+        var,
+        v1.constant_initializer(value) if value else v1.zeros_initializer(),
+        var.shape if shape is None else tf.TensorShape(shape),
+        dtype or compute_dtype(var.dtype),
+        slot,
+        f"{optimizer.get_name()}/{slot}",
+    )
+
+
 class KernelOptimizer(v1.train.Optimizer):
     """A ``tf.compat.v1`` optimizer whose update is one C++ kernel per variable.
 
@@ -197,23 +226,8 @@ class KernelOptimizer(v1.train.Optimizer):
             self._scalars[key] = tf.constant(value, dtype) if number else tf.cast(value, dtype)
         return self._scalars[key]
 
-    def _slot(
-        self,
-        var: tf.Variable,
-        slot: str,
-        value: float = 0.0,
-        dtype: tf.DType | None = None,
-        shape: Sequence[int] | None = None,
-    ) -> None:
-        """Make a slot on the variable's device, unless it is there."""
-        self._get_or_make_slot_with_initializer(
-            var,
-            v1.constant_initializer(value),
-            var.shape if shape is None else tf.TensorShape(shape),
-            dtype or compute_dtype(var.dtype),
-            slot,
-            f"{self._name}/{slot}",
-        )
+    def _slot(self, var: tf.Variable, slot: str, value: float = 0.0) -> None:
+        make_slot(self, var, slot, value)
 
     def _handle(self, var: tf.Variable, slot: str) -> tf.Tensor:
         return self.get_slot(var, slot).handle

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers._apply import KernelOptimizer
+from deepinsight.trainer.optimizers._apply import KernelOptimizer, make_slot
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 
 v1 = tf.compat.v1
@@ -159,7 +159,7 @@ class WorkerOptimizer(KernelOptimizer):
             if var.ref() not in self._snapshots:
                 self._create_backups(var)
             if self.USES_STALENESS and self._given_staleness(var) is None:
-                self._slot(var, "pushes_by_others", 0, tf.int64, [self._num_workers])
+                make_slot(self, var, "pushes_by_others", dtype=tf.int64, shape=[self._num_workers])
             self._create_state(var)
 
     def _create_state(self, var: tf.Variable) -> None:
