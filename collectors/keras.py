@@ -194,8 +194,10 @@ class TraceCallback(keras.callbacks.Callback):
         return described
 
     def _names(self, variables: Sequence[Any]) -> list[str]:
+        """Names of variables; of the model's, where the optimizer has not met them yet."""
         names = {id(v): info.name for info, v in self._variables()}
-        return [names.get(id(v), stream_name(v.path)) for v in variables]
+        chosen = variables or self.model.trainable_variables
+        return [names.get(id(v), stream_name(v.path)) for v in chosen]
 
     def _iteration(self) -> int:
         return int(self._counter.numpy()) if self._counter is not None else 0

@@ -75,6 +75,36 @@ def worker_count(value: Any) -> int:
     return int(value)
 
 
+def worker_index(value: Any, workers: int) -> Any:
+    """Return the index of a worker: an int, or an int32 tensor that is checked when it runs.
+
+    Raises:
+        ValueError: If it is none in [0, workers), as far as that is known.
+    """
+    known = value
+    if tf.is_tensor(value):
+        known = tf.get_static_value(value)
+        if known is None and value.dtype.is_integer and value.shape.rank == 0:
+            return _checked_when_run(tf.cast(value, tf.int32), workers)
+    whole = isinstance(known, numbers.Integral) and not isinstance(known, bool)
+    if whole and 0 <= known < workers:
+        return int(known)
+    raise ValueError(
+        "`worker_index` must be an int in [0, num_workers), here "
+        f"[0, {workers}). Received: worker_index={value!r}."
+    )
+
+
+def _checked_when_run(index: tf.Tensor, workers: int) -> tf.Tensor:
+    message = f"`worker_index` must be in [0, {workers})."
+    checks = [
+        tf.debugging.assert_non_negative(index, message),
+        tf.debugging.assert_less(index, workers, message),
+    ]
+    with tf.control_dependencies(checks):
+        return tf.identity(index)
+
+
 def check_variable(variable: Any) -> None:
     """Check that the kernels can update a variable.
 

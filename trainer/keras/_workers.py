@@ -1,7 +1,6 @@
 """Optimizers that keep, per worker, the value that its gradient was computed at."""
 
 import contextlib
-import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -52,7 +51,7 @@ class WorkerOptimizer(KernelOptimizer):
 
     @worker_index.setter
     def worker_index(self, index: Any) -> None:
-        index = self._checked_worker(index)
+        index = _checks.worker_index(index, self.num_workers)
         if self._current.index is not None:
             self._current.index.assign(index)
 
@@ -73,26 +72,6 @@ class WorkerOptimizer(KernelOptimizer):
             yield self
         finally:
             self.worker_index = before
-
-    def _checked_worker(self, index: Any) -> Any:
-        known = tf.get_static_value(index) if tf.is_tensor(index) else index
-        if known is None and index.dtype.is_integer and index.shape.rank == 0:
-            message = f"`worker_index` must be in [0, {self.num_workers})."
-            index = tf.cast(index, tf.int32)
-            checks = [
-                tf.debugging.assert_non_negative(index, message),
-                tf.debugging.assert_less(index, self.num_workers, message),
-            ]
-            with tf.control_dependencies(checks):
-                return tf.identity(index)
-        known = getattr(known, "item", lambda: known)() if getattr(known, "ndim", 1) == 0 else known
-        whole = isinstance(known, numbers.Integral) and not isinstance(known, bool)
-        if not whole or not 0 <= known < self.num_workers:
-            raise ValueError(
-                "`worker_index` must be an int in [0, num_workers), here "
-                f"[0, {self.num_workers}). Received: worker_index={index!r}."
-            )
-        return int(known)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make the state; the backups start as the variables' values.
