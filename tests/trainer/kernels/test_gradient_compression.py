@@ -139,7 +139,9 @@ def test_without_momentum_what_was_sent_and_what_waits_is_the_sum_of_the_gradien
         sent, total = np.zeros(shape), np.zeros(shape)
         for step in range(20):
             indices = rng.integers(0, 60, 30)
-            grad = rng.integers(-40, 41, (30, 20) if sparse else shape) / 64  # dyadic: exact sums
+            # Multiples of 2^-12, so that all sums are exact, and too fine for the half types.
+            size = (30, 20) if sparse else shape
+            grad = rng.integers(-40, 41, size) * 2.0 ** rng.integers(-12, 0, size)
             np.add.at(total, indices if sparse else slice(None), grad)
             grad = grad.astype(dtype.as_numpy_dtype)
             worker.accumulate(grad, indices if sparse else None, momentum=0.0)
