@@ -23,11 +23,13 @@ class Quantity(NamedTuple):
         name: What it is called in `statistics`, and after ``optimizer/`` in a trace.
         description: One sentence.
         unit: Unit in a trace.
+        traced: Whether `TraceCallback` records it; its own probes measure norms already.
     """
 
     name: str
     description: str
     unit: str = "1"
+    traced: bool = True
 
 
 NON_FINITE = Quantity("nonfinite_gradients", "NaN and infinity in the gradient.", "elements")
@@ -222,12 +224,13 @@ class KernelOptimizer(keras.optimizers.Optimizer):
         return [
             Stream(f"optimizer/{q.name}", (len(labels),), "float64", q.unit, q.description, axes)
             for q in self.QUANTITIES
+            if q.traced
         ]
 
     def traced_values(self) -> dict[str, np.ndarray]:
         """Stream name -> value per variable, after the last update."""
         columns = zip(self.QUANTITIES, self._statistics().T, strict=True)
-        return {f"optimizer/{quantity.name}": column for quantity, column in columns}
+        return {f"optimizer/{q.name}": column for q, column in columns if q.traced}
 
 
 def compute_dtype(dtype: Any) -> tf.DType:

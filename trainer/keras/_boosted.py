@@ -18,7 +18,7 @@ class Boosted(WorkerOptimizer):
         num_workers: Number of workers that push, >= 1.
         boost: In [0, 1).
         staleness_scale: > 0, updates.
-        correlation_decay: In [0, 1).
+        decay: In [0, 1).
         correlation_epsilon: > 0.
         **settings: Arguments of ``keras.optimizers.Optimizer``.
     """
@@ -38,14 +38,14 @@ class Boosted(WorkerOptimizer):
         num_workers: int,
         boost: float,
         staleness_scale: float,
-        correlation_decay: float,
+        decay: float,
         correlation_epsilon: float,
         **settings: Any,
     ) -> None:
         super().__init__(learning_rate, num_workers, **settings)
         self.boost = _checks.share("boost", boost)
         self.staleness_scale = _checks.positive("staleness_scale", staleness_scale)
-        self.correlation_decay = _checks.share("correlation_decay", correlation_decay)
+        self.decay = _checks.share("decay", decay)
         self.correlation_epsilon = _checks.positive("correlation_epsilon", correlation_epsilon)
 
     def _initial_slots(self) -> Mapping[str, float]:
@@ -56,7 +56,7 @@ class Boosted(WorkerOptimizer):
             "boost": self.boost,
             "staleness": self._staleness(),
             "staleness_scale": self.staleness_scale,
-            "decay": self.correlation_decay,
+            "decay": self.decay,
             "epsilon": self.correlation_epsilon,
         }
 
@@ -65,6 +65,6 @@ class Boosted(WorkerOptimizer):
         return super().get_config() | {
             "boost": self.boost,
             "staleness_scale": self.staleness_scale,
-            "correlation_decay": self.correlation_decay,
+            "decay": self.decay,
             "correlation_epsilon": self.correlation_epsilon,
         }

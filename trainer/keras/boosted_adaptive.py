@@ -21,12 +21,12 @@ class BoostedAdagrad(Boosted):
 
     Args:
         learning_rate: :math:`\eta` > 0, a schedule or a callable.
-        initial_accumulator_value: a at first, >= 0.
+        initial_accumulator_value: a at first, > 0.
         epsilon: :math:`\epsilon_a` >= 0.
         num_workers: Number of workers that push, >= 1.
         boost: As for `BoostedGradientDescent`.
         staleness_scale: As for `BoostedGradientDescent`.
-        correlation_decay: As for `BoostedGradientDescent`.
+        decay: As for `BoostedGradientDescent`.
         correlation_epsilon: As for `BoostedGradientDescent`.
         **settings: Arguments of ``keras.optimizers.Optimizer``.
 
@@ -50,7 +50,7 @@ class BoostedAdagrad(Boosted):
         *,
         boost: float = 0.5,
         staleness_scale: float = 10.0,
-        correlation_decay: float = 0.9,
+        decay: float = 0.9,
         correlation_epsilon: float = 1e-12,
         **settings: Any,
     ) -> None:
@@ -59,11 +59,11 @@ class BoostedAdagrad(Boosted):
             num_workers,
             boost,
             staleness_scale,
-            correlation_decay,
+            decay,
             correlation_epsilon,
             **settings,
         )
-        self.initial_accumulator_value = _checks.non_negative(
+        self.initial_accumulator_value = _checks.positive(
             "initial_accumulator_value", initial_accumulator_value
         )
         self.epsilon = _checks.non_negative("epsilon", epsilon)
@@ -109,7 +109,7 @@ class BoostedAdam(Boosted):
         num_workers: Number of workers that push, >= 1.
         boost: As for `BoostedGradientDescent`.
         staleness_scale: As for `BoostedGradientDescent`.
-        correlation_decay: As for `BoostedGradientDescent`.
+        decay: As for `BoostedGradientDescent`.
         correlation_epsilon: As for `BoostedGradientDescent`.
         **settings: Arguments of ``keras.optimizers.Optimizer``.
 
@@ -134,7 +134,7 @@ class BoostedAdam(Boosted):
         *,
         boost: float = 0.5,
         staleness_scale: float = 10.0,
-        correlation_decay: float = 0.9,
+        decay: float = 0.9,
         correlation_epsilon: float = 1e-12,
         **settings: Any,
     ) -> None:
@@ -143,7 +143,7 @@ class BoostedAdam(Boosted):
             num_workers,
             boost,
             staleness_scale,
-            correlation_decay,
+            decay,
             correlation_epsilon,
             **settings,
         )

@@ -65,8 +65,8 @@ class LARS(KernelOptimizer):
 
     QUANTITIES = (
         Quantity("trust_ratio", "Factor of the learning rate."),
-        Quantity("weight_norm", "Euclidean norm of the weights before the update.", ""),
-        Quantity("gradient_norm", "Euclidean norm of the gradient.", ""),
+        Quantity("weight_norm", "Euclidean norm of the weights before the update.", "", False),
+        Quantity("gradient_norm", "Euclidean norm of the gradient.", "", False),
         NON_FINITE,
     )
 

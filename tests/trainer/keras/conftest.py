@@ -70,7 +70,7 @@ CASES = {
         "boosted_gradient_descent_step",
         _WORKERS | AVERAGES,
         _BOOST | {"decay": 0.8, "epsilon": 1e-6},
-        correlation_decay=0.8,
+        decay=0.8,
         correlation_epsilon=1e-6,
         **_BOOST,
     ),
