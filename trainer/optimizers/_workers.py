@@ -115,7 +115,8 @@ class WorkerOptimizer(KernelOptimizer):
                 only rows, parallel to the gradient's; a tensor with as many rows as the variable
                 is taken for the whole value. For a variable with a snapshot no slot is kept.
                 For the others the optimizer remembers, in the slots ``backup_0`` …, what the
-                variable was right after the worker's last push (at first: as initialised).
+                variable was right after the worker's last push (at first: as initialised); of a
+                sparse gradient's rows, what each was after the worker's last push to this row.
             staleness: Updates by other workers between this worker's pull and its push: an int64
                 scalar, or (staleness, variable) pairs. None: the updates since the worker's last
                 push, counted in the slot ``pushes_by_others``. Rules without staleness, such
