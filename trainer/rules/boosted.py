@@ -61,12 +61,13 @@ def boosted_gradient(
         correlation: :math:`c`, same shape and dtype.
         gradient_square: :math:`s`, same shape and dtype.
         movement_square: :math:`q`, same shape and dtype.
-        grad: Gradient :math:`g`, same shape and dtype; NaN flows through.
+        grad: Gradient :math:`g`, same shape and dtype. Where it is not finite, or its
+            history is not, :math:`\rho` is 0 and it is applied as it is.
         boost: :math:`\lambda` in [0, 1).
         staleness: :math:`\tau`, >= 0, updates.
         staleness_scale: :math:`\tau_0`, > 0, updates; there the factor has halved.
         decay: :math:`d` in [0, 1).
-        epsilon: :math:`\epsilon`, >= 0; with 0, a variable that never moved gives NaN.
+        epsilon: :math:`\epsilon`, >= 0.
 
     Returns:
         ``(boosted, rho, correlation, gradient_square, movement_square)``; the inputs are not
@@ -99,6 +100,7 @@ def boosted_gradient(
     s = decay * s + (one - decay) * (grad * grad)
     q = decay * q + (one - decay) * (moved * moved)
     rho = np.clip(c / (np.sqrt(s) * np.sqrt(q) + epsilon), -one, one)
+    rho = np.where(np.isnan(rho), 0, rho).astype(param.dtype)
     return grad * (one + boost / (one + tau / scale) * rho), rho, c, s, q
 
 

@@ -5,6 +5,7 @@ share.
 """
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ def delay_compensated_step(
         param: Weights :math:`w` on the server, shape ``[...]``, float32 or float64.
         backup: The value the pushing worker pulled, same shape and dtype.
         grad: Gradient :math:`g` of the mean loss over the worker's batch, same shape and dtype.
+            Where it is not finite, or its compensation is not, it is applied as it is.
         learning_rate: Step size :math:`\eta` per push, > 0.
         variance_parameter: :math:`\lambda`, >= 0; 0 is plain gradient descent.
 
@@ -51,8 +53,7 @@ def delay_compensated_step(
     param, backup, grad = same_arrays(param=param, backup=backup, grad=grad)
     rate = positive(param, learning_rate=learning_rate)
     variance = non_negative(param, variance_parameter=variance_parameter)
-    compensation = variance * grad * grad * (param - backup)
-    param = param - rate * (grad + compensation)
+    param = param - rate * _compensated(grad, variance, param - backup)
     return param, param.copy()
 
 
@@ -117,7 +118,7 @@ def adaptive_delay_compensated_step(
         learning_rate: Step size :math:`\eta` per push, > 0.
         variance_parameter: :math:`\lambda_0`, >= 0; 0 is plain gradient descent.
         decay: :math:`d` in [0, 1).
-        epsilon: :math:`\epsilon`, >= 0; with 0, s = 0 gives NaN.
+        epsilon: :math:`\epsilon`, >= 0.
 
     Returns:
         ``(param, backup, mean_square)`` after the step; the inputs are not modified.
@@ -136,7 +137,7 @@ def adaptive_delay_compensated_step(
     decay, epsilon = share(param, decay=decay), non_negative(param, epsilon=epsilon)
     mean_square = decay * mean_square + (one - decay) * (grad * grad)
     adapted = variance / np.sqrt(mean_square + epsilon)
-    param = param - rate * (grad + adapted * grad * grad * (param - backup))
+    param = param - rate * _compensated(grad, adapted, param - backup)
     return param, param.copy(), mean_square
 
 
@@ -181,3 +182,9 @@ def sparse_adaptive_delay_compensated_step(
     )
     tables = {"param": param, "backup": backup, "mean_square": mean_square}
     return apply_to_rows(dense, tables, grad, indices)
+
+
+def _compensated(grad: np.ndarray, variance: Any, moved: np.ndarray) -> np.ndarray:
+    """Return g + lambda g g moved as g (1 + lambda g moved), whose bits are g's with lambda = 0."""
+    factor = variance * grad * moved
+    return grad * (grad.dtype.type(1) + np.where(np.isfinite(factor), factor, 0))

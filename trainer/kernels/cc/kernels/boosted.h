@@ -118,7 +118,7 @@ struct Adam {
 };
 
 // c = d c + (1 - d) g D, s = d s + (1 - d) g g, q = d q + (1 - d) D D with D = w - backup;
-// rho = c / (sqrt(s) sqrt(q) + epsilon), clipped to [-1, 1]; NaN stays NaN.
+// rho = c / (sqrt(s) sqrt(q) + epsilon), clipped to [-1, 1]; 0 where that is not a number.
 template <typename C>
 struct Boost {
   C strength;  // lambda_tau = lambda / (1 + tau / tau_0)
@@ -134,7 +134,7 @@ struct Boost {
     gradient_square.out[i] = s;
     movement_square.out[i] = q;
     const C rho = c / (std::sqrt(s) * std::sqrt(q) + epsilon);
-    return std::min(std::max(rho, C(-1)), C(1));  // std::max(NaN, x) is NaN
+    return FiniteOrZero(std::min(std::max(rho, C(-1)), C(1)));  // std::max(NaN, x) is NaN
   }
 };
 

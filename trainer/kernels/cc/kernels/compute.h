@@ -231,6 +231,13 @@ inline void Keep(InOut<C> backup, int64_t i, C value) {
 template <typename C>
 inline void Keep(In<C>, int64_t, C) {}
 
+// The value, or 0 where it is not finite. For corrections: a gradient that is infinite, or whose
+// history is, cannot be corrected and is applied as it is.
+template <typename C>
+inline C FiniteOrZero(C value) {
+  return value - value == C(0) ? value : C(0);
+}
+
 // 1 for NaN and infinity, else 0; vectorises.
 template <typename C>
 inline C NonFinite(C value) {

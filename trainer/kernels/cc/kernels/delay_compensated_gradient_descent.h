@@ -27,7 +27,7 @@ struct DelayCompensated {
 #pragma omp simd reduction(+ : compensation, magnitude, flipped, non_finite)
     for (int64_t i = 0; i < n; ++i) {
       const C w = var.in[i], g = grad.in[i];
-      const C factor = variance_parameter * g * (w - backup.in[i]);
+      const C factor = FiniteOrZero(variance_parameter * g * (w - backup.in[i]));
       const C updated = w - learning_rate * (g * (C(1) + factor));
       var.out[i] = updated;
       Keep(backup, i, updated);
@@ -57,7 +57,8 @@ struct AdaptiveDelayCompensated {
     for (int64_t i = 0; i < n; ++i) {
       const C w = var.in[i], g = grad.in[i];
       const C ms = decay * mean_square.in[i] + (C(1) - decay) * (g * g);
-      const C factor = variance_parameter / std::sqrt(ms + epsilon) * g * (w - backup.in[i]);
+      const C lambda = variance_parameter / std::sqrt(ms + epsilon);
+      const C factor = FiniteOrZero(lambda * g * (w - backup.in[i]));
       const C updated = w - learning_rate * (g * (C(1) + factor));
       var.out[i] = updated;
       mean_square.out[i] = ms;

@@ -37,8 +37,8 @@ Sums InUnits(OpKernelContext* ctx, int64_t n, int64_t size, int64_t cycles, cons
 
 constexpr int64_t kUnitElements = 16 * kBlock;
 constexpr int64_t kUnitRows = 256;
-constexpr int64_t kCyclesPerElement = 4;
-constexpr int64_t kCyclesPerRow = 200;  // about one miss of the cache
+constexpr int64_t kCyclesPerElement = 1;
+constexpr int64_t kCyclesPerRow = 100;
 
 // Runs a rule over all elements.
 template <typename Rule, typename... Operands>
