@@ -8,12 +8,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from deepinsight.errors import DeepInsightError
+from deepinsight.trainer import kernels
 from deepinsight.trainer import options as known
 from deepinsight.trainer.cluster.launcher import LAUNCH_VARIABLE, Interrupted, launch
 from deepinsight.trainer.cluster.lifetime import Termination, die_with_parent
@@ -86,9 +87,31 @@ def _add_model(group: Any) -> None:
     group.add_argument("--embedding-dim", type=int, help="wide-deep (default: 16)")
     group.add_argument("--input-width", type=int, help="dense: input columns (default: 1130)")
     group.add_argument("--optimizer", choices=known.OPTIMIZERS, help="(default: adagrad)")
-    rates = ", ".join(f"{name} {rate}" for name, rate in known.DEFAULT_LEARNING_RATES.items())
-    group.add_argument("--learning-rate", type=float, help=f"(default: {rates})")
-    group.add_argument("--momentum", type=float, help="of --optimizer momentum (default: 0.9)")
+    group.add_argument(
+        "--learning-rate",
+        type=float,
+        help=f"(default: {_defaults(known.DEFAULT_LEARNING_RATES)})",
+    )
+    group.add_argument(
+        "--momentum", type=float, help="of momentum, boosted-momentum and lars (default: 0.9)"
+    )
+    group.add_argument(
+        "--variance-parameter",
+        type=float,
+        help=f"λ of dc-asgd (default: {_defaults(known.DEFAULT_VARIANCE_PARAMETERS)})",
+    )
+    group.add_argument(
+        "--boost", type=float, help="boosted-…: strength λ of the correction (default: 0.5)"
+    )
+    group.add_argument(
+        "--staleness-scale",
+        type=float,
+        help="boosted-…: staleness that halves the correction (default: 10)",
+    )
+
+
+def _defaults(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _add_data(group: Any) -> None:
@@ -150,6 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _be_task(options, topology)
         _check_run_dir(options)
         _check_data(options)
+        _prepare(options)
         if options.ps == 0:
             _run_alone(options)
         return _run_cluster(options, arguments)
@@ -260,6 +284,13 @@ def _check_data(options: Options) -> None:
             raise OptionError(f"--data-path: {error}") from error
 
 
+def _prepare(options: Options) -> None:
+    """Compile the kernels that the update rule needs, if they are new on this machine."""
+    if options.optimizer in known.KERNELS:
+        _quiet()
+        kernels.ops()
+
+
 def _run_cluster(options: Options, arguments: Sequence[str]) -> int:
     display = Display(options.steps)
     display.line(
@@ -328,7 +359,9 @@ def _run_task(options: Options, topology: Topology) -> int:
     """Take one place in a cluster; returns the exit status."""
     _quiet()
     if topology.job == "ps":
-        _import("deepinsight.trainer.cluster.barriers").serve(topology)
+        barriers = _import("deepinsight.trainer.cluster.barriers")
+        _prepare(options)  # a server runs the ops of its variables
+        barriers.serve(topology)
         return 0
     termination = Termination()
     events = os.environ.get(EVENTS_VARIABLE)

@@ -8,7 +8,7 @@ are, in one message from each parameter server.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -16,6 +16,7 @@ from deepinsight.trainer.data.base import DataSet
 from deepinsight.trainer.devices import by_device
 from deepinsight.trainer.models import Model, create_model
 from deepinsight.trainer.optimizers import (
+    GradientAndVariable,
     LeastLoaded,
     Push,
     UpdateCounts,
@@ -91,13 +92,24 @@ def build_graph(options: Options, data: DataSet, replica: Replica) -> TrainingGr
         labels = v1.placeholder(tf.float32, [None], "labels")
         pulled = counts.read()
         with tf.control_dependencies(pulled.tensors()):
-            values = pull(model.dense)
-            logits = model.logits(ids, values)
+            read = pull(model.dense)
+            looked_up: dict[str, tf.Tensor] = {}
+            logits = model.logits(ids, read.values, looked_up)
         loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
-        gradients = exchange_gradients(loss, model, values)
-        rule = create_rule(options.optimizer, options.learning_rate, options.momentum)
+        gradients = exchange_gradients(loss, model, read.values, sum_rows=not options.compensated)
+        rule = create_rule(options, replica.workers)
         if options.synchronization == "async":
-            push = push_async(rule, gradients, counts, pulled)
+            facts: dict[str, Any] = {}
+            if options.compensated:
+                named = dict(zip(model.variables, gradients, strict=True))
+                facts = {
+                    "worker_index": replica.index,
+                    "backup": _what_was_read(named, {**read.snapshots, **looked_up}),
+                }
+                if options.optimizer.startswith("boosted"):
+                    ages = counts.staleness(pulled, {name: g for name, (g, _) in named.items()})
+                    facts["staleness"] = [(ages[name], v) for name, (_, v) in named.items()]
+            push = push_async(rule, gradients, counts, pulled, facts)
         else:
             push = push_sync(
                 rule, gradients, counts, pulled,
@@ -105,7 +117,7 @@ def build_graph(options: Options, data: DataSet, replica: Replica) -> TrainingGr
                 workers=replica.workers,
                 replicas_to_aggregate=options.replicas_to_aggregate or replica.workers,
             )  # fmt: skip
-        facts = bring_here(
+        here = bring_here(
             {
                 "step": push.step,
                 "staleness": push.staleness.overall,
@@ -114,13 +126,25 @@ def build_graph(options: Options, data: DataSet, replica: Replica) -> TrainingGr
                 **push.staleness.variables,
             }
         )
-        variable_staleness = tf.concat([facts[d] for d in push.staleness.variables], axis=0)
+        variable_staleness = tf.concat([here[d] for d in push.staleness.variables], axis=0)
     return TrainingGraph(
         model=model, ids=ids, labels=labels, logits=logits, loss=loss, push=push,
-        step=facts["step"], staleness=facts["staleness"],
+        step=here["step"], staleness=here["staleness"],
         variable_staleness=variable_staleness, variable_names=counts.labels,
-        token=facts.get("token"), decided=facts.get("decided"), global_step=global_step,
+        token=here.get("token"), decided=here.get("decided"), global_step=global_step,
     )  # fmt: skip
+
+
+def _what_was_read(
+    gradients: Mapping[str, GradientAndVariable], read: Mapping[str, tf.Tensor]
+) -> list[tuple[tf.Tensor | tf.IndexedSlices, tf.Variable]]:
+    """Each variable as the worker read it: whole, or the rows that its gradient belongs to."""
+    backup = []
+    for name, (gradient, variable) in gradients.items():
+        rows = isinstance(gradient, tf.IndexedSlices)
+        seen = tf.IndexedSlices(read[name], gradient.indices) if rows else read[name]
+        backup.append((seen, variable))
+    return backup
 
 
 def bring_here(tensors: Mapping[str, tf.Tensor | None]) -> dict[str, tf.Tensor]:

@@ -11,7 +11,14 @@ from deepinsight.trainer.errors import OptionError
 
 MODELS = ("dense", "wide-deep")
 DATA = ("digits", "ctr", "criteo")
-OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "ftrl")
+# Update rules that correct a gradient for what happened since the worker pulled.
+COMPENSATED = (
+    "dc-asgd", "dc-asgd-adaptive",
+    "boosted-sgd", "boosted-momentum", "boosted-adagrad", "boosted-adam",
+)  # fmt: skip
+# Update rules with kernels of our own.
+KERNELS = (*COMPENSATED, "lars")
+OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "ftrl", *KERNELS)
 SYNCHRONIZATIONS = ("async", "sync")
 
 DEFAULT_LEARNING_RATES = {
@@ -20,7 +27,16 @@ DEFAULT_LEARNING_RATES = {
     "adagrad": 0.1,
     "adam": 0.001,
     "ftrl": 0.1,
+    "dc-asgd": 0.1,
+    "dc-asgd-adaptive": 0.1,
+    "boosted-sgd": 0.1,
+    "boosted-momentum": 0.02,
+    "boosted-adagrad": 0.1,
+    "boosted-adam": 0.001,
+    "lars": 0.3,
 }
+# Zheng et al., 2017, arXiv:1609.08326.
+DEFAULT_VARIANCE_PARAMETERS = {"dc-asgd": 0.04, "dc-asgd-adaptive": 2.0}
 DEFAULT_HIDDEN = {"dense": (256, 128, 64, 32), "wide-deep": (64, 32)}
 
 # What a resumed run must share with the run that it continues: the shapes of the model and the
@@ -88,6 +104,9 @@ class Options:
     optimizer: str = "adagrad"
     learning_rate: float | None = None
     momentum: float = 0.9
+    variance_parameter: float | None = None
+    boost: float = 0.5
+    staleness_scale: float = 10.0
     synchronization: str = "async"
     replicas_to_aggregate: int | None = None
     ps: int = 1
@@ -119,6 +138,8 @@ class Options:
         settled: dict[str, Any] = {"hidden": tuple(self.hidden) or DEFAULT_HIDDEN[self.model]}
         if self.learning_rate is None:
             settled["learning_rate"] = DEFAULT_LEARNING_RATES[self.optimizer]
+        if self.variance_parameter is None:
+            settled["variance_parameter"] = DEFAULT_VARIANCE_PARAMETERS.get(self.optimizer)
         if self.synchronization == "sync" and self.replicas_to_aggregate is None:
             settled["replicas_to_aggregate"] = self.workers
         for name, value in settled.items():
@@ -141,9 +162,12 @@ class Options:
         for name in ("steps", "epochs", "replicas_to_aggregate"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, ">= 1")
-        for name in ("learning_rate", "ctr_signal", "barrier_timeout"):
+        for name in ("learning_rate", "staleness_scale", "ctr_signal", "barrier_timeout"):
             self._check(name, 0 < getattr(self, name) < math.inf, "finite and > 0")
         self._check("momentum", 0 <= self.momentum < 1, ">= 0 and < 1")
+        self._check("boost", 0 <= self.boost < 1, ">= 0 and < 1")
+        strength = self.variance_parameter
+        self._check("variance_parameter", strength is None or 0 <= strength < math.inf, ">= 0")
         self._check("ctr_zipf", 0 <= self.ctr_zipf < math.inf, "finite and >= 0")
         self._check("ctr_click_rate", 0 < self.ctr_click_rate < 1, "> 0 and < 1")
         self._check("ctr_leak", 0 <= self.ctr_leak <= 1, ">= 0 and <= 1")
@@ -155,6 +179,19 @@ class Options:
             raise OptionError(
                 f"Several workers share their variables on a parameter server: --workers "
                 f"{self.workers} needs --ps >= 1. Received: --ps 0."
+            )
+        if self.synchronization == "sync" and self.optimizer in COMPENSATED:
+            raise OptionError(
+                f"--optimizer {self.optimizer} corrects stale gradients, and "
+                f"--synchronization sync has none. Use async, or the plain rule."
+            )
+        if (
+            self.variance_parameter is not None
+            and self.optimizer not in DEFAULT_VARIANCE_PARAMETERS
+        ):
+            raise OptionError(
+                f"--variance-parameter belongs to --optimizer dc-asgd and dc-asgd-adaptive. "
+                f"Received: --optimizer {self.optimizer}."
             )
         if self.data == "criteo" and not self.data_path:
             raise OptionError("--data criteo needs --data-path, the file of tab-separated values.")
@@ -170,6 +207,11 @@ class Options:
                     f"--replicas-to-aggregate must be <= --workers ({self.workers}); the workers "
                     f"beyond it are backups. Received: {self.replicas_to_aggregate}."
                 )
+
+    @property
+    def compensated(self) -> bool:
+        """Whether the update rule wants to know what the worker pulled, and how stale it is."""
+        return self.optimizer in COMPENSATED
 
     def examples(self, step: int) -> int:
         """How many training examples all workers together have drawn up to a global step.
@@ -227,7 +269,9 @@ class Options:
             OptionError: If the model or the data differ; the message names the option.
         """
         mine = self.config()
-        for name in (*MODEL_OPTIONS, *DATA_OPTIONS):
+        # Every worker has a mean square of its own in the checkpoint.
+        own_state = ("workers",) if self.optimizer == "dc-asgd-adaptive" else ()
+        for name in (*MODEL_OPTIONS, *own_state, *DATA_OPTIONS):
             if name in config and config[name] != mine[name]:
                 raise OptionError(
                     f"--resume continues the same model on the same data: {_flag(name)} was "

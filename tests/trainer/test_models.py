@@ -131,9 +131,11 @@ def test_every_rule_lowers_the_loss_of_every_model_and_a_lone_worker_is_never_st
     data, graph = build(options(model=model, hidden=(16,), optimizer=rule))
     batches = data.batches(worker=0, workers=1, batch_size=200, seed=1)
     losses = []
+    # Where a table starts at zero LARS scales nothing: its first step is too long, and it returns.
+    steps = 150 if rule == "lars" else 30
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
-        for expected_step in range(30):
+        for expected_step in range(steps):
             batch = next(batches)
             _, loss, step, stale, stale_variables = session.run(
                 [
@@ -146,7 +148,7 @@ def test_every_rule_lowers_the_loss_of_every_model_and_a_lone_worker_is_never_st
             assert (step, stale) == (expected_step, 0)
             assert not stale_variables.any()
             assert len(stale_variables) == len(graph.variable_names)
-        assert session.run(graph.global_step) == 30
+        assert session.run(graph.global_step) == steps
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.01
 
 

@@ -14,6 +14,8 @@ def test_defaults_depend_on_the_model_and_the_rule():
     assert Options(run_dir="r").hidden == (64, 32)
     assert Options(run_dir="r", synchronization="sync", workers=3).replicas_to_aggregate == 3
     assert Options(run_dir="r").replicas_to_aggregate is None
+    assert Options(run_dir="r", optimizer="dc-asgd").variance_parameter == 0.04
+    assert Options(run_dir="r").variance_parameter is None
 
 
 def test_config_is_json_and_has_what_viewers_need():
@@ -34,6 +36,17 @@ def test_config_is_json_and_has_what_viewers_need():
         ({"learning_rate": float("nan")}, "--learning-rate must be finite and > 0. Received: nan"),
         ({"learning_rate": -1.0}, "--learning-rate must be finite and > 0"),
         ({"momentum": 1.0}, "--momentum must be >= 0 and < 1"),
+        ({"boost": 1.0}, "--boost must be >= 0 and < 1"),
+        ({"staleness_scale": 0.0}, "--staleness-scale must be finite and > 0"),
+        (
+            {"optimizer": "dc-asgd", "variance_parameter": float("nan")},
+            "--variance-parameter must be >= 0. Received: nan",
+        ),
+        ({"variance_parameter": 1.0}, "belongs to --optimizer dc-asgd and dc-asgd-adaptive"),
+        (
+            {"optimizer": "boosted-adam", "synchronization": "sync"},
+            "corrects stale gradients, and --synchronization sync has none",
+        ),
         ({"hidden": (8, 0)}, "--hidden must be widths >= 1"),
         ({"ctr_leak": 1.5}, "--ctr-leak must be >= 0 and <= 1"),
         ({"steps": None}, "One of --steps and --epochs"),
@@ -77,6 +90,13 @@ def test_resume_accepts_another_rate_and_cluster():
     config = json.loads(json.dumps(Options(run_dir="r").config()))
     changed = Options(run_dir="r", learning_rate=0.5, workers=3, ps=2, synchronization="sync")
     changed.check_resumes(config)
+
+
+def test_resume_keeps_the_workers_where_each_has_a_mean_square():
+    given = {"run_dir": "r", "optimizer": "dc-asgd-adaptive"}
+    config = json.loads(json.dumps(Options(**given).config()))
+    with pytest.raises(OptionError, match=r"--workers was 2 in r\. Received: 3"):
+        Options(**given, workers=3).check_resumes(config)
 
 
 def test_a_synchronous_step_takes_a_batch_of_every_worker():

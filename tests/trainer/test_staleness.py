@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from deepinsight.trainer.dropped import DroppedGradients
-from deepinsight.trainer.optimizers import UpdateCounts, create_rule, push_async, push_sync
+from deepinsight.trainer.optimizers import UpdateCounts, push_async, push_sync
 from deepinsight.trainer.sessions import create_session
 
 v1 = tf.compat.v1
@@ -100,13 +100,13 @@ class Scripted:
 
 
 def asynchronous(gradients, counts, versions, index):
-    return push_async(create_rule("sgd", 1.0), gradients, counts, versions)
+    return push_async(v1.train.GradientDescentOptimizer(1.0), gradients, counts, versions)
 
 
 def backed_up(gradients, counts, versions, index):
     """Two workers, one gradient per round."""
     return push_sync(
-        create_rule("sgd", 1.0), gradients, counts, versions,
+        v1.train.GradientDescentOptimizer(1.0), gradients, counts, versions,
         worker=index, workers=2, replicas_to_aggregate=1,
     )  # fmt: skip
 
@@ -209,7 +209,7 @@ def test_dropped_gradients_are_counted_as_scripted(server):
 def test_a_worker_that_leaves_frees_the_others(server):
     def both(gradients, counts, versions, index):
         return push_sync(
-            create_rule("sgd", 1.0), gradients, counts, versions,
+            v1.train.GradientDescentOptimizer(1.0), gradients, counts, versions,
             worker=index, workers=2, replicas_to_aggregate=2,
         )  # fmt: skip
 

@@ -33,12 +33,19 @@ class Model(ABC):
         return {**self.dense, **self.tables}
 
     @abstractmethod
-    def logits(self, ids: tf.Tensor, dense: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    def logits(
+        self,
+        ids: tf.Tensor,
+        dense: Mapping[str, tf.Tensor],
+        looked_up: dict[str, tf.Tensor] | None = None,
+    ) -> tf.Tensor:
         """The forward pass.
 
         Args:
             ids: int32 ``[n, slots]``.
             dense: The values of `self.dense`, by the same names.
+            looked_up: Takes, by name, the rows that were read of `self.tables`, ``[rows, width]``,
+                in the order of the rows of the table's gradient.
 
         Returns:
             The logit of P(y = 1), float32 ``[n]``.

@@ -40,7 +40,12 @@ class Dense(Model):
         self.dense = create_tower(input_width, hidden, Initializers(seed))
         self.tables = {}
 
-    def logits(self, ids: tf.Tensor, dense: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    def logits(
+        self,
+        ids: tf.Tensor,
+        dense: Mapping[str, tf.Tensor],
+        looked_up: dict[str, tf.Tensor] | None = None,
+    ) -> tf.Tensor:
         """See `Model.logits`."""
         return tower_logits(self._encode(ids), self._hidden, dense)
 

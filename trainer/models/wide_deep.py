@@ -56,14 +56,19 @@ class WideDeep(Model):
         # The tower's output bias is the bias of the whole model.
         self.dense = create_tower(len(groups) * dim, hidden, initializers)
 
-    def logits(self, ids: tf.Tensor, dense: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    def logits(
+        self,
+        ids: tf.Tensor,
+        dense: Mapping[str, tf.Tensor],
+        looked_up: dict[str, tf.Tensor] | None = None,
+    ) -> tf.Tensor:
         """See `Model.logits`."""
-        sums = self._group_sums(ids)
+        sums = self._group_sums(ids, {} if looked_up is None else looked_up)
         embedded = tf.concat([sums[f"embedding/{g.name}"] for g in self._groups], axis=1)
         wide = tf.add_n([sums[f"wide/{g.name}"] for g in self._groups])
         return tower_logits(embedded, self._hidden, dense) + tf.squeeze(wide, axis=1)
 
-    def _group_sums(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _group_sums(self, ids: tf.Tensor, looked_up: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Per table the sum of its rows over the group's slots, ``[n, width]``."""
         columns, start = {}, 0
         for group in self._groups:
@@ -72,14 +77,13 @@ class WideDeep(Model):
         sums = {}
         for device, names in by_device(self.tables).items():
             with tf.device(device):
-                parts = [
-                    tf.reduce_sum(
-                        tf.gather(self.tables[name], ids[:, columns[name.split("/", 1)[1]]]), axis=1
-                    )
-                    for name in names
-                ]
+                widths = [int(self.tables[name].shape[1]) for name in names]
+                parts = []
+                for name, width in zip(names, widths, strict=True):
+                    rows = tf.gather(self.tables[name], ids[:, columns[name.split("/", 1)[1]]])
+                    looked_up[name] = tf.reshape(rows, [-1, width])
+                    parts.append(tf.reduce_sum(rows, axis=1))
                 together = tf.concat(parts, axis=1)
-            widths = [int(self.tables[name].shape[1]) for name in names]
             sums.update(zip(names, tf.split(together, widths, axis=1), strict=True))
         return sums
 

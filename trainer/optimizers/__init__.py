@@ -10,7 +10,13 @@ from deepinsight.trainer.optimizers.boosted import (
 from deepinsight.trainer.optimizers.delay_compensated import (
     DelayCompensatedGradientDescentOptimizer,
 )
-from deepinsight.trainer.optimizers.exchange import LeastLoaded, exchange_gradients, pull
+from deepinsight.trainer.optimizers.exchange import (
+    GradientAndVariable,
+    LeastLoaded,
+    Pulled,
+    exchange_gradients,
+    pull,
+)
 from deepinsight.trainer.optimizers.lars import LARSOptimizer
 from deepinsight.trainer.optimizers.push import Push, push_async, push_sync
 from deepinsight.trainer.optimizers.rules import create_rule
@@ -23,8 +29,10 @@ __all__ = [
     "BoostedGradientDescentOptimizer",
     "BoostedMomentumOptimizer",
     "DelayCompensatedGradientDescentOptimizer",
+    "GradientAndVariable",
     "LARSOptimizer",
     "LeastLoaded",
+    "Pulled",
     "Push",
     "UpdateCounts",
     "Versions",

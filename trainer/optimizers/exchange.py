@@ -8,6 +8,7 @@ does the former, `exchange_gradients` the latter).
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -46,39 +47,53 @@ def _unpack(packed: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tens
     ]
 
 
-def pull(variables: Mapping[str, tf.Variable]) -> dict[str, tf.Tensor]:
+class Pulled(NamedTuple):
+    """What a worker read.
+
+    Attributes:
+        values: The variables' values by name, on the device of the calling scope.
+        snapshots: The same values where the variables are.
+    """
+
+    values: dict[str, tf.Tensor]
+    snapshots: dict[str, tf.Tensor]
+
+
+def pull(variables: Mapping[str, tf.Variable]) -> Pulled:
     """Read variables where they are and bring their values here.
 
     Args:
         variables: The variables by name.
 
     Returns:
-        Their values by name, on the device of the calling scope. The reads run under the control
-        dependencies of the calling scope.
+        What was read, under the control dependencies of the calling scope.
     """
     values: dict[str, tf.Tensor] = {}
+    snapshots: dict[str, tf.Tensor] = {}
     for device, names in by_device(variables).items():
         there = [variables[name] for name in names]
         with tf.device(device):
             read = [variable.read_value() for variable in there]
             packed = _pack(read) if device and len(read) > 1 else None
+        snapshots.update(zip(names, read, strict=True))
         values.update(zip(names, read if packed is None else _unpack(packed, there), strict=True))
-    return {name: values[name] for name in variables}
+    return Pulled({name: values[name] for name in variables}, snapshots)
 
 
 def exchange_gradients(
-    loss: tf.Tensor, model: Model, pulled: Mapping[str, tf.Tensor]
+    loss: tf.Tensor, model: Model, pulled: Mapping[str, tf.Tensor], *, sum_rows: bool = True
 ) -> list[GradientAndVariable]:
     """Compute the gradients here and bring them to the devices of their variables.
 
     Args:
         loss: The loss, a scalar that depends on all of the model's variables.
         model: The model.
-        pulled: What `pull` returned for `model.dense`, used in the forward pass.
+        pulled: `Pulled.values` of `model.dense`, used in the forward pass.
+        sum_rows: Give sparse gradients sorted, unique indices (TensorFlow's sparse accumulators
+            rely on it); else they have a row for each row that was looked up.
 
     Returns:
-        (gradient, variable) pairs, each gradient on its variable's device; sparse gradients have
-        sorted, unique indices (TensorFlow's sparse accumulators rely on it).
+        (gradient, variable) pairs, each gradient on its variable's device.
     """
     sources = [pulled[name] for name in model.dense]
     handles = [table.handle for table in model.tables.values()]
@@ -98,7 +113,7 @@ def exchange_gradients(
         model.tables.items(), gradients[len(sources) :], strict=True
     ):
         with tf.device(table.device):
-            pairs[name] = _sum_rows(gradient)
+            pairs[name] = _sum_rows(gradient) if sum_rows else _slices(gradient)
     return [(pairs[name], variable) for name, variable in model.variables.items()]
 
 
@@ -108,6 +123,10 @@ def _sum_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     indices, segments = tf.unique(tf.gather(gradient.indices, order))
     values = tf.math.segment_sum(tf.gather(gradient.values, order), segments)
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def _slices(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    return tf.IndexedSlices(gradient.values, gradient.indices, gradient.dense_shape)
 
 
 def after(

@@ -4,7 +4,8 @@ Both return a `Push`: the op that is a training step, and one small tensor per p
 that says what happened to it. Fetch both in one `Session.run`.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -41,6 +42,7 @@ def push_async(
     gradients: list[GradientAndVariable],
     counts: UpdateCounts,
     pulled: Versions,
+    facts: Mapping[str, Any] | None = None,
 ) -> Push:
     """Apply the gradients as soon as they arrive (Downpour).
 
@@ -49,10 +51,12 @@ def push_async(
         gradients: What `exchange_gradients` returned.
         counts: The update counters.
         pulled: Their values at the pull.
+        facts: What the rule wants to know beside the gradients: keyword arguments of its
+            `apply_gradients`, such as `backup` and `staleness`.
     """
     graph = v1.get_default_graph()
     known = len(graph.get_operations())
-    apply = rule.apply_gradients(gradients)
+    apply = rule.apply_gradients(gradients, **(facts or {}))
     before = counts.raise_after(graph.get_operations()[known:], apply)
     with tf.device(counts.global_step.device):
         op = tf.group(apply, *before.tensors())

@@ -1,6 +1,20 @@
-"""The update rules of ``--optimizer``: TensorFlow's own."""
+"""The update rules of ``--optimizer``: TensorFlow's own, and those with kernels of this project."""
+
+from collections.abc import Callable
 
 import tensorflow as tf
+
+from deepinsight.trainer.optimizers.boosted import (
+    BoostedAdagradOptimizer,
+    BoostedAdamOptimizer,
+    BoostedGradientDescentOptimizer,
+    BoostedMomentumOptimizer,
+)
+from deepinsight.trainer.optimizers.delay_compensated import (
+    DelayCompensatedGradientDescentOptimizer,
+)
+from deepinsight.trainer.optimizers.lars import LARSOptimizer
+from deepinsight.trainer.options import Options
 
 v1 = tf.compat.v1
 
@@ -30,35 +44,54 @@ class Ftrl(v1.train.FtrlOptimizer):
         return self._get_or_make_slot(var, self._scale * var.initial_value, slot_name, op_name)
 
 
-def create_rule(name: str, learning_rate: float, momentum: float = 0.9) -> v1.train.Optimizer:
-    r"""Create an update rule.
+def create_rule(options: Options, workers: int = 1) -> v1.train.Optimizer:
+    r"""Create the update rule of ``--optimizer``.
 
     With gradient g, learning rate :math:`\eta` and, per element, the state that is named:
 
-    ========  =======================================================================
-    sgd       :math:`w \leftarrow w - \eta g`
-    momentum  :math:`v \leftarrow \mu v + g; w \leftarrow w - \eta v`
-    adagrad   :math:`a \leftarrow a + g^2; w \leftarrow w - \eta g / \sqrt{a}`, a from 0.1
-    adam      :math:`\beta_1 = 0.9, \beta_2 = 0.999, \epsilon = 10^{-8}`, with bias correction
-    ftrl      FTRL-proximal without regularisation, from the initial weights (`Ftrl`)
-    ========  =======================================================================
+    ================  ===================================================================
+    sgd               :math:`w \leftarrow w - \eta g`
+    momentum          :math:`v \leftarrow \mu v + g; w \leftarrow w - \eta v`
+    adagrad           :math:`a \leftarrow a + g^2; w \leftarrow w - \eta g / \sqrt{a}`, a from 0.1
+    adam              :math:`\beta_1 = 0.9, \beta_2 = 0.999, \epsilon = 10^{-8}`, bias corrected
+    ftrl              FTRL-proximal without regularisation, from the initial weights (`Ftrl`)
+    dc-asgd           `DelayCompensatedGradientDescentOptimizer`, constant
+    dc-asgd-adaptive  the same, adaptive
+    boosted-…         `BoostedGradientDescentOptimizer` and its relatives
+    lars              `LARSOptimizer`
+    ================  ===================================================================
 
     Args:
-        name: The rule.
-        learning_rate: :math:`\eta` > 0.
-        momentum: :math:`\mu` in [0, 1), for ``momentum`` only.
+        options: The run's options.
+        workers: Number of workers that push.
 
     Returns:
         The rule as a TensorFlow optimizer.
-
-    Raises:
-        KeyError: If there is no rule of that name.
     """
-    rules = {
-        "sgd": v1.train.GradientDescentOptimizer,
-        "momentum": lambda rate: v1.train.MomentumOptimizer(rate, momentum),
-        "adagrad": v1.train.AdagradOptimizer,
-        "adam": v1.train.AdamOptimizer,
-        "ftrl": Ftrl,
+    rate = options.learning_rate
+    boosting = {
+        "num_workers": workers,
+        "boost": options.boost,
+        "staleness_scale": options.staleness_scale,
     }
-    return rules[name](learning_rate)
+
+    def delay_compensated(adaptive: bool) -> v1.train.Optimizer:
+        return DelayCompensatedGradientDescentOptimizer(
+            rate, options.variance_parameter, num_workers=workers, adaptive=adaptive
+        )
+
+    rules: dict[str, Callable[[], v1.train.Optimizer]] = {
+        "sgd": lambda: v1.train.GradientDescentOptimizer(rate),
+        "momentum": lambda: v1.train.MomentumOptimizer(rate, options.momentum),
+        "adagrad": lambda: v1.train.AdagradOptimizer(rate),
+        "adam": lambda: v1.train.AdamOptimizer(rate),
+        "ftrl": lambda: Ftrl(rate),
+        "dc-asgd": lambda: delay_compensated(adaptive=False),
+        "dc-asgd-adaptive": lambda: delay_compensated(adaptive=True),
+        "boosted-sgd": lambda: BoostedGradientDescentOptimizer(rate, **boosting),
+        "boosted-momentum": lambda: BoostedMomentumOptimizer(rate, options.momentum, **boosting),
+        "boosted-adagrad": lambda: BoostedAdagradOptimizer(rate, **boosting),
+        "boosted-adam": lambda: BoostedAdamOptimizer(rate, **boosting),
+        "lars": lambda: LARSOptimizer(rate, options.momentum),
+    }
+    return rules[options.optimizer]()

@@ -90,6 +90,31 @@ class UpdateCounts:
                     variables[device] = tf.stack([self._counters[n].read_value() for n in names])
         return Versions(overall, variables)
 
+    def staleness(
+        self, pulled: Versions, gradients: Mapping[str, tf.Tensor | tf.IndexedSlices]
+    ) -> dict[str, tf.Tensor]:
+        """Per variable, its updates since the pull, when its gradient is about to be applied.
+
+        Args:
+            pulled: The counts at the pull.
+            gradients: The gradients by the variables' names.
+
+        Returns:
+            int64 scalars by name, each on the variable's device.
+        """
+        staleness = {}
+        for device, names in self._names.items():
+            with tf.device(device):
+                then = tf.unstack(pulled.variables[device], len(names))
+                for name, before in zip(names, then, strict=True):
+                    gradient = gradients[name]
+                    arrived = (
+                        gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+                    )
+                    with tf.control_dependencies([arrived]):
+                        staleness[name] = self._counters[name].read_value() - before
+        return staleness
+
     def raise_after(self, updates: Sequence[tf.Operation], everything: tf.Operation) -> Versions:
         """Raise every count by one, and return what each was before.
 
