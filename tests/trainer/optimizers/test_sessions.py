@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import deepinsight as di
+from deepinsight.collectors.collection import traced_tensors
 from deepinsight.trainer.optimizers import (
     AccumulatedGradients,
     BoostedAdamOptimizer,
@@ -140,6 +141,26 @@ def test_slots_and_updates_are_on_the_servers_of_their_variables(cluster, name):
             assert session.run(step) == 2
     for one, other in zip(before, after, strict=True):
         assert (np.abs(other) < np.abs(one)).any()
+
+
+@pytest.mark.timeout(120)
+def test_streams_keep_the_order_of_the_gradients_across_servers(cluster):
+    spec, target = cluster
+    with tf.Graph().as_default() as graph:
+        with v1.device(v1.train.replica_device_setter(cluster=spec)):
+            made = [
+                v1.get_variable(name, initializer=[norm], use_resource=True)
+                for name, norm in (("a", 1.0), ("b", 2.0), ("c", 3.0))
+            ]
+            optimizer = LARSOptimizer(0.1, weight_decay=0.0, eeta=0.5)
+            train = optimizer.apply_gradients([(tf.ones([1]), w) for w in made])
+        assert made[0].device == made[2].device != made[1].device
+        (trust,) = (t for t in traced_tensors(graph) if t.stream.name == "optimizer/trust_ratio")
+        assert trust.stream.axes[0].labels == ("a", "b", "c")
+        with v1.Session(target) as session:
+            session.run(v1.global_variables_initializer())
+            found, _ = session.run([trust.tensor, train])
+    np.testing.assert_allclose(found, [0.5, 1.0, 1.5])
 
 
 @pytest.mark.timeout(120)
