@@ -14,6 +14,7 @@ demo: $(VENV)
 	$(BIN)/deepinsight demo
 
 test: $(VENV)
+	$(BIN)/deepinsight kernels build
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10
 
 lint: $(VENV)

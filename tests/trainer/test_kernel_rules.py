@@ -84,3 +84,19 @@ def test_boosted_adagrad_on_a_cluster_records_its_correlation(train, tmp_path):
         correlation = run.array("optimizer/correlation").values
         assert (np.abs(correlation) <= 1).all()
         assert correlation.any()
+
+
+def test_lars_in_a_synchronous_run_records_its_trust_ratios(train, tmp_path):
+    path = tmp_path / "run"
+    done = train(
+        "--run-dir", path, "--optimizer", "lars", "--synchronization", "sync", "--steps", 40,
+        "--trace-every", 5, "--eval-every", 0, *SMALL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with open_run(path) as run:
+        assert len(run.frame("eval/loss")) == 1
+        steps = run.frame("staleness/global", "worker-0")["step"]
+        assert sorted(steps) == list(range(1, 41))  # a fetch makes no round of its own
+        trust = run.array("optimizer/trust_ratio", "worker-0").values[-1]
+        assert (trust > 0).all()
+        assert (trust != 1).any()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import tensorflow as tf
 
 from deepinsight.trainer import kernels
-from deepinsight.trainer.optimizers._statistics import Report, Statistic, report, trace
+from deepinsight.trainer.optimizers._statistics import Report, Statistic, keep, report, trace
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 
 v1 = tf.compat.v1
@@ -147,6 +147,12 @@ def make_slot(
     )
 
 
+def _is_taken(grad: Gradient | None) -> bool:
+    """Whether a gradient comes out of an accumulator: SyncReplicas applies it in another thread."""
+    values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+    return values is not None and values.op.type.endswith("AccumulatorTakeGradient")
+
+
 class KernelOptimizer(v1.train.Optimizer):
     """A ``tf.compat.v1`` optimizer whose update is one C++ kernel per variable.
 
@@ -201,6 +207,8 @@ class KernelOptimizer(v1.train.Optimizer):
         self.reported = []
         if not tf.executing_eagerly():
             self.reported = report(self._reported)
+            if any(_is_taken(grad) for grad, _ in pairs):
+                update, self.reported = keep(update, self.reported)
             trace(self, self.reported, self._trace_details())
         self._reported = []
         return update

@@ -55,6 +55,25 @@ def report(statistics: Sequence[tuple[tf.Variable, tf.Tensor]]) -> list[Report]:
     return reports
 
 
+def keep(update: tf.Operation, reports: Sequence[Report]) -> tuple[tf.Operation, list[Report]]:
+    """Keep the statistics in variables, to be read at any time.
+
+    For updates that are not made in the training step: what fetches a statistic itself would make
+    the update once more.
+
+    Returns:
+        The update, which ends when they are kept, and the reports as kept.
+    """
+    done, kept = [update], []
+    for part in reports:
+        with tf.device(part.values.device):
+            zeros = tf.zeros(part.values.shape, part.values.dtype)
+            variable = v1.Variable(zeros, trainable=False, use_resource=True, name="statistics")
+            done.append(variable.assign(part.values, read_value=False))
+            kept.append(part._replace(values=variable.read_value()))
+    return tf.group(*done), kept
+
+
 def traceable() -> bool:
     """Whether tensors made here can be fetched by a session: the graph itself, no function."""
     graph = v1.get_default_graph()
