@@ -167,7 +167,8 @@ class Options:
         self._check("momentum", 0 <= self.momentum < 1, ">= 0 and < 1")
         self._check("boost", 0 <= self.boost < 1, ">= 0 and < 1")
         strength = self.variance_parameter
-        self._check("variance_parameter", strength is None or 0 <= strength < math.inf, ">= 0")
+        in_range = strength is None or 0 <= strength < math.inf
+        self._check("variance_parameter", in_range, "finite and >= 0")
         self._check("ctr_zipf", 0 <= self.ctr_zipf < math.inf, "finite and >= 0")
         self._check("ctr_click_rate", 0 < self.ctr_click_rate < 1, "> 0 and < 1")
         self._check("ctr_leak", 0 <= self.ctr_leak <= 1, ">= 0 and <= 1")
@@ -248,6 +249,8 @@ class Options:
         everyone = taken.get("replicas_to_aggregate") == taken.get("workers")
         if everyone or together.get("synchronization") != "sync":
             taken["replicas_to_aggregate"] = None
+        if given.get("optimizer", taken.get("optimizer")) != taken.get("optimizer"):
+            taken["variance_parameter"] = None  # `check_resumes` refuses the other rule by name
         together = {**taken, **given}
         return {**together, "hidden": tuple(together.get("hidden", ()))}
 
@@ -269,15 +272,19 @@ class Options:
             OptionError: If the model or the data differ; the message names the option.
         """
         mine = self.config()
-        # Every worker has a mean square of its own in the checkpoint.
-        own_state = ("workers",) if self.optimizer == "dc-asgd-adaptive" else ()
-        for name in (*MODEL_OPTIONS, *own_state, *DATA_OPTIONS):
+        for name in (*MODEL_OPTIONS, *DATA_OPTIONS):
             if name in config and config[name] != mine[name]:
                 raise OptionError(
                     f"--resume continues the same model on the same data: {_flag(name)} was "
                     f"{_shown(config[name])} in {self.run_dir}. Received: {_shown(mine[name])}. "
                     f"Give the same value, or start a new run in another --run-dir."
                 )
+        if self.optimizer == "dc-asgd-adaptive" and config.get("workers") != self.workers:
+            raise OptionError(
+                f"--resume of --optimizer dc-asgd-adaptive needs as many --workers as before, "
+                f"{config.get('workers')}: each has a mean square in the checkpoint. "
+                f"Received: {self.workers}."
+            )
 
 
 def _flag(name: str) -> str:

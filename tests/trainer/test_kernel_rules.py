@@ -58,7 +58,7 @@ def test_on_a_cluster_the_server_compensates_and_the_trace_says_how_much(train, 
     path = tmp_path / "run"
     done = train(
         "--run-dir", path, "--optimizer", "dc-asgd", "--variance-parameter", 1, "--ps", 2,
-        "--steps", 60, "--trace-every", 5, "--eval-every", 0, *SMALL,
+        "--steps", 300, "--trace-every", 4, "--eval-every", 0, *SMALL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     with open_run(path) as run:
@@ -76,7 +76,7 @@ def test_on_a_cluster_the_server_compensates_and_the_trace_says_how_much(train, 
 def test_boosted_adagrad_on_a_cluster_records_its_correlation(train, tmp_path):
     path = tmp_path / "run"
     done = train(
-        "--run-dir", path, "--optimizer", "boosted-adagrad", "--steps", 40, "--trace-every", 5,
+        "--run-dir", path, "--optimizer", "boosted-adagrad", "--steps", 300, "--trace-every", 4,
         "--eval-every", 0, *SMALL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

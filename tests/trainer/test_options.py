@@ -40,7 +40,7 @@ def test_config_is_json_and_has_what_viewers_need():
         ({"staleness_scale": 0.0}, "--staleness-scale must be finite and > 0"),
         (
             {"optimizer": "dc-asgd", "variance_parameter": float("nan")},
-            "--variance-parameter must be >= 0. Received: nan",
+            "--variance-parameter must be finite and >= 0. Received: nan",
         ),
         ({"variance_parameter": 1.0}, "belongs to --optimizer dc-asgd and dc-asgd-adaptive"),
         (
@@ -95,8 +95,15 @@ def test_resume_accepts_another_rate_and_cluster():
 def test_resume_keeps_the_workers_where_each_has_a_mean_square():
     given = {"run_dir": "r", "optimizer": "dc-asgd-adaptive"}
     config = json.loads(json.dumps(Options(**given).config()))
-    with pytest.raises(OptionError, match=r"--workers was 2 in r\. Received: 3"):
+    with pytest.raises(OptionError, match=r"needs as many --workers as before, 2: .* Received: 3"):
         Options(**given, workers=3).check_resumes(config)
+
+
+def test_resume_with_another_rule_is_refused_by_its_name():
+    config = json.loads(json.dumps(Options(run_dir="r", optimizer="dc-asgd").config()))
+    again = Options(**Options.taken_over({"run_dir": "r", "optimizer": "sgd"}, config))
+    with pytest.raises(OptionError, match="--optimizer was dc-asgd in r"):
+        again.check_resumes(config)
 
 
 def test_a_synchronous_step_takes_a_batch_of_every_worker():

@@ -97,8 +97,6 @@ class LARS(KernelOptimizer):
 
     def _push(self, gradient: Any, variable: Any, rate: tf.Tensor, row: Row) -> tf.Tensor:
         path = _checks.label(self._trainable_variables[self._get_variable_index(variable)])
-        if any(part in path for part in self.skip_list):
-            return self._push_plain(gradient, variable, rate, row.slots["accum"].value)
         inputs = {
             **row.slots,
             "eeta": self.eeta,
@@ -106,42 +104,9 @@ class LARS(KernelOptimizer):
             "momentum": self.momentum,
             "epsilon": self.epsilon,
             "use_nesterov": self.nesterov,
+            "adapt": not any(part in path for part in self.skip_list),
         }
         return self._call("lars", variable, gradient, rate, inputs)
-
-    def _push_plain(
-        self, gradient: Any, variable: Any, rate: tf.Tensor, accum: tf.Variable
-    ) -> tf.Tensor:
-        """Momentum alone, for the skip list: the velocity holds the learning rate as in LARS."""
-        momentum = tf.constant(self.momentum, rate.dtype)
-        if isinstance(gradient, tf.IndexedSlices):
-            rows, places = tf.unique(gradient.indices)
-            values = tf.cast(gradient.values, rate.dtype)
-            grad = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
-            weights, velocity = variable.sparse_read(rows), accum.sparse_read(rows)
-        else:
-            grad = tf.cast(gradient, rate.dtype)
-            weights, velocity = variable.read_value(), accum.read_value()
-        weights = tf.cast(weights, rate.dtype)
-        velocity = velocity * momentum + rate * grad
-        step = velocity * momentum + rate * grad if self.nesterov else velocity
-        new = tf.cast(weights - step, variable.dtype)
-        if isinstance(gradient, tf.IndexedSlices):
-            accum.scatter_update(tf.IndexedSlices(velocity, rows))
-            variable.scatter_update(tf.IndexedSlices(new, rows))
-        else:
-            accum.assign(velocity)
-            variable.assign(new)
-        wide = tf.cast(grad, tf.float64)
-        non_finite = tf.math.count_nonzero(~tf.math.is_finite(wide), dtype=tf.float64)
-        return tf.stack(
-            [
-                tf.constant(1.0, tf.float64),
-                tf.norm(tf.cast(weights, tf.float64)),
-                tf.norm(wide),
-                non_finite,
-            ]
-        )
 
     def get_config(self) -> dict[str, Any]:
         """The arguments to make this optimizer again, without its state."""

@@ -150,7 +150,9 @@ def make_slot(
 def _is_taken(grad: Gradient | None) -> bool:
     """Whether a gradient comes out of an accumulator: SyncReplicas applies it in another thread."""
     values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
-    return values is not None and values.op.type.endswith("AccumulatorTakeGradient")
+    if not isinstance(getattr(values, "graph", None), tf.Graph):
+        return False  # no gradient, or an eager one
+    return values.op.type.endswith("AccumulatorTakeGradient")
 
 
 class KernelOptimizer(v1.train.Optimizer):
@@ -176,6 +178,7 @@ class KernelOptimizer(v1.train.Optimizer):
         self._now: dict[str, Any] = {}
         self._scalars: dict[tuple[str, tf.DType, str], tf.Tensor] = {}
         self._reported: list[tuple[tf.Variable, tf.Tensor]] = []
+        self._arrivals: list[tf.Tensor] = []
         self.reported: list[Report] = []
 
     def apply_gradients(
@@ -203,6 +206,11 @@ class KernelOptimizer(v1.train.Optimizer):
         """
         pairs = [(check_gradient(grad, var), var) for grad, var in grads_and_vars]
         self._scalars, self._reported = {}, []
+        self._arrivals = [
+            grad.values if isinstance(grad, tf.IndexedSlices) else grad
+            for grad, _ in pairs
+            if grad is not None
+        ]
         update = super().apply_gradients(pairs, global_step, name)
         self.reported = []
         if not tf.executing_eagerly():
@@ -210,7 +218,7 @@ class KernelOptimizer(v1.train.Optimizer):
             if any(_is_taken(grad) for grad, _ in pairs):
                 update, self.reported = keep(update, self.reported)
             trace(self, self.reported, self._trace_details())
-        self._reported = []
+        self._reported, self._arrivals = [], []
         return update
 
     def _trace_details(self) -> dict[str, Any]:

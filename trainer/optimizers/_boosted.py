@@ -60,7 +60,8 @@ class BoostedOptimizer(WorkerOptimizer):
         self, var: tf.Variable, grad: tf.Tensor, indices: tuple[tf.Tensor, ...]
     ) -> tuple[Any, tf.Tensor]:
         kind = "resource_sparse_apply_" if indices else "resource_apply_"
-        staleness, count = self._stale(var)
+        with tf.control_dependencies([grad]):  # others push while the gradient is computed
+            staleness, count = self._stale(var)
         boost, *others = (self._scalar(name, var) for name in _BOOST)
         statistics = getattr(self._ops(), kind + self.KERNEL)(
             var.handle,

@@ -59,7 +59,7 @@ def keep(update: tf.Operation, reports: Sequence[Report]) -> tuple[tf.Operation,
     """Keep the statistics in variables, to be read at any time.
 
     For updates that are not made in the training step: what fetches a statistic itself would make
-    the update once more.
+    the update once more. They are NaN until there was an update, and part of checkpoints.
 
     Returns:
         The update, which ends when they are kept, and the reports as kept.
@@ -67,8 +67,8 @@ def keep(update: tf.Operation, reports: Sequence[Report]) -> tuple[tf.Operation,
     done, kept = [update], []
     for part in reports:
         with tf.device(part.values.device):
-            zeros = tf.zeros(part.values.shape, part.values.dtype)
-            variable = v1.Variable(zeros, trainable=False, use_resource=True, name="statistics")
+            nothing = tf.fill(part.values.shape, tf.constant(float("nan"), part.values.dtype))
+            variable = v1.Variable(nothing, trainable=False, use_resource=True, name="statistics")
             done.append(variable.assign(part.values, read_value=False))
             kept.append(part._replace(values=variable.read_value()))
     return tf.group(*done), kept

@@ -24,7 +24,8 @@ class AccumulatedGradients(v1.train.Optimizer):
 
     One update then is that of a batch k times as large. `global_step` counts updates of the base,
     so it rises once in k calls. Where several workers share the variables, their calls count
-    together: the k-th call, whoever makes it, applies the mean of all.
+    together: the k-th call, whoever makes it, applies the mean of all. Give it more steps than
+    there are workers: of two such calls at the same moment both would apply the same sum.
 
     Slots, on the variable's device and in checkpoints: ``sum``, float32, for float64 variables
     float64; for a variable with a sparse gradient also ``touched`` (bool, one per row): the base
@@ -168,6 +169,8 @@ class AccumulatedGradients(v1.train.Optimizer):
                 )
             due = tf.equal((before + 1) % self._steps, 0)
             reports: list[Report] = []
+            train_ops = v1.get_collection_ref(v1.GraphKeys.TRAIN_OP)
+            known = len(train_ops)
             outputs = tf.cond(
                 due,
                 lambda: self._apply(pairs, global_step, options, reports),
@@ -175,6 +178,8 @@ class AccumulatedGradients(v1.train.Optimizer):
             )
         if tf.executing_eagerly():
             return None
+        # The base has entered its op, which belongs to a branch: no meta graph could name it.
+        del train_ops[known:]
         if traceable() and reports:
             parts = [
                 part._replace(values=tf.ensure_shape(values, part.values.shape))
@@ -253,7 +258,11 @@ class AccumulatedGradients(v1.train.Optimizer):
         if isinstance(grad, tf.Tensor):
             return total.read_value()
         rows = tf.reshape(tf.where(self.get_slot(var, "touched").read_value()), [-1])
-        return tf.IndexedSlices(tf.gather(total, rows), rows, tf.shape(total, tf.int64))
+        # Unmarked before it is read: a row that is added to meanwhile is marked again.
+        unmarked = self._mark(var, rows, False)
+        with tf.control_dependencies([] if unmarked is None else [unmarked]):
+            values = tf.gather(total, rows)
+        return tf.IndexedSlices(values, rows, tf.shape(total, tf.int64))
 
     def _subtract(
         self, taken: tf.Tensor | tf.IndexedSlices, var: tf.Variable
@@ -263,10 +272,9 @@ class AccumulatedGradients(v1.train.Optimizer):
             ops = [total.assign_sub(taken, use_locking=self._use_locking, read_value=False)]
         else:
             ops = [
-                self._mark(var, taken.indices, False),
                 tf.raw_ops.ResourceScatterSub(
                     resource=total.handle, indices=taken.indices, updates=taken.values
-                ),
+                )
             ]
         return [op for op in ops if op is not None]
 
@@ -287,8 +295,11 @@ def _nothing(values: tf.Tensor) -> tf.Tensor:
 def _check_snapshots(pairs: Sequence[GradientAndVariable], backup: Iterable[Any]) -> None:
     sparse = {var.ref() for grad, var in pairs if isinstance(grad, tf.IndexedSlices)}
     for snapshot, var in backup:
-        rows = isinstance(snapshot, tf.IndexedSlices) or snapshot.shape != var.shape
-        if rows and var.ref() in sparse:
+        if var.ref() not in sparse:
+            continue
+        if isinstance(snapshot, tf.IndexedSlices) or tf.convert_to_tensor(snapshot).shape != (
+            var.shape
+        ):
             raise ValueError(
                 "`backup` must be of the variable's shape where sparse gradients are accumulated: "
                 f"the rows of one call are not those that are applied. Received: rows of "

@@ -325,7 +325,9 @@ class BoostedAdamOptimizer(BoostedOptimizer):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._powers = {beta: self._power(beta).read_value() for beta in ("beta1", "beta2")}
+        # Not before the gradients are there: others raise the powers while they are computed.
+        with tf.control_dependencies(self._arrivals):
+            self._powers = {beta: self._power(beta).read_value() for beta in ("beta1", "beta2")}
 
     def _base_scalars(self, var: tf.Variable) -> Sequence[tf.Tensor]:
         powers = [self._scalar_of(f"{b}_power", p, var) for b, p in self._powers.items()]
@@ -334,9 +336,9 @@ class BoostedAdamOptimizer(BoostedOptimizer):
     def _finish(self, update_ops: Sequence[Any], name_scope: str) -> tf.Operation:
         updates = list(update_ops)
         with tf.control_dependencies(updates):
-            for beta, before in self._powers.items():
+            for beta in ("beta1", "beta2"):
                 power = self._power(beta)
                 with tf.device(power.device):
-                    raised = before * tf.cast(self._now[beta], before.dtype)
+                    raised = power.read_value() * tf.cast(self._now[beta], power.dtype)
                     updates.append(power.assign(raised, read_value=False))
         return tf.group(*updates, name=name_scope)

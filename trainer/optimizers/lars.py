@@ -105,15 +105,11 @@ class LARSOptimizer(KernelOptimizer):
 
     def _create_slots(self, var_list: Sequence[tf.Variable]) -> None:
         for var in var_list:
-            # TensorFlow's momentum kernel wants the variable's own dtype.
-            dtype = var.dtype.base_dtype if self._skips(var) else None
-            make_slot(self, var, "momentum", dtype=dtype)
+            make_slot(self, var, "momentum")
 
     def _push(
         self, var: tf.Variable, grad: tf.Tensor, indices: tuple[tf.Tensor, ...]
-    ) -> tuple[Any, tf.Tensor | None]:
-        if self._skips(var):
-            return self._push_unscaled(var, grad, indices)
+    ) -> tuple[Any, tf.Tensor]:
         ops = self._ops()
         statistics = (ops.resource_sparse_apply_lars if indices else ops.resource_apply_lars)(
             var.handle,
@@ -125,35 +121,6 @@ class LARSOptimizer(KernelOptimizer):
             grad,
             *indices,
             use_nesterov=self._use_nesterov,
+            adapt=not self._skips(var),
         )
         return statistics, statistics
-
-    def _push_unscaled(
-        self, var: tf.Variable, grad: tf.Tensor, indices: tuple[tf.Tensor, ...]
-    ) -> tuple[Any, tf.Tensor | None]:
-        """LARS with t = 1 and no decay: TensorFlow's momentum of the gradient times η, rate 1."""
-        dtype, unscaled, unique = var.dtype.base_dtype, grad, {}
-        if indices:
-            rows, places = tf.unique(indices[0])
-            grad = tf.math.unsorted_segment_sum(grad, places, tf.size(rows))
-            unique = {"indices": rows}
-        rate = self._scalar("learning_rate", var)
-        apply = (
-            tf.raw_ops.ResourceSparseApplyMomentum if indices else tf.raw_ops.ResourceApplyMomentum
-        )
-        update = apply(
-            var=var.handle,
-            accum=self._handle(var, "momentum"),
-            lr=tf.ones([], dtype),
-            grad=tf.cast(tf.cast(grad, rate.dtype) * rate, dtype),
-            momentum=tf.cast(self._scalar("momentum", var), dtype),
-            use_nesterov=self._use_nesterov,
-            **unique,
-        )
-        if tf.executing_eagerly():
-            return update, None
-        finite = tf.math.is_finite(unscaled)
-        nonfinite = tf.reduce_sum(tf.cast(~finite, tf.float64))
-        zero = tf.zeros([], tf.float64)
-        # Only what is recorded: the trust ratio and the count; nobody asks for the norms.
-        return update, tf.stack([tf.ones([], tf.float64), zero, zero, nonfinite])

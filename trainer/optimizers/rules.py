@@ -58,7 +58,7 @@ def create_rule(options: Options, workers: int = 1) -> v1.train.Optimizer:
     dc-asgd           `DelayCompensatedGradientDescentOptimizer`, constant
     dc-asgd-adaptive  the same, adaptive
     boosted-…         `BoostedGradientDescentOptimizer` and its relatives
-    lars              `LARSOptimizer`
+    lars              `LARSOptimizer`; biases take plain momentum
     ================  ===================================================================
 
     Args:
@@ -92,6 +92,6 @@ def create_rule(options: Options, workers: int = 1) -> v1.train.Optimizer:
         "boosted-momentum": lambda: BoostedMomentumOptimizer(rate, options.momentum, **boosting),
         "boosted-adagrad": lambda: BoostedAdagradOptimizer(rate, **boosting),
         "boosted-adam": lambda: BoostedAdamOptimizer(rate, **boosting),
-        "lars": lambda: LARSOptimizer(rate, options.momentum),
+        "lars": lambda: LARSOptimizer(rate, options.momentum, skip_list=["bias"]),
     }
     return rules[options.optimizer]()

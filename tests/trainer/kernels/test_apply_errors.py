@@ -128,7 +128,7 @@ def test_variables_of_another_kind(make, refuse, name, indices):
     names = ["var", *applied.case.slots]
     for slot in names:
         kind = tf.errors.FailedPreconditionError
-        match = f"`{slot}` is an uninitialized variable. Run its initializer"
+        match = f"`{slot}` must be an initialized variable. Received: .* Run its initializer"
         refuse(applied, match, sparse, kind, **{slot: unmade})
     match = "must be different variables"
     refuse(applied, match, sparse, **{names[1]: applied.var.handle})

@@ -115,7 +115,10 @@ def test_an_uninitialised_variable_is_named():
     with tf.Graph().as_default(), v1.Session() as session:
         w = v1.get_variable("w", [2], use_resource=True)
         step = LARSOptimizer(0.1).apply_gradients([(tf.zeros([2]), w)])
-        with pytest.raises(tf.errors.FailedPreconditionError, match="uninitialized"):
+        with pytest.raises(
+            tf.errors.FailedPreconditionError,
+            match="`var` must be an initialized variable. Received: ",
+        ):
             session.run(step)
 
 

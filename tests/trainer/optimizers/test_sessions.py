@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import deepinsight as di
 from deepinsight.collectors.collection import traced_tensors
+from deepinsight.collectors.graph import closure
 from deepinsight.trainer.optimizers import (
     AccumulatedGradients,
     BoostedAdamOptimizer,
@@ -278,3 +279,32 @@ def test_nonfinite_gradients_are_counted(tmp_path):
 
     found = record(tmp_path, build, 1)
     assert found["optimizer/nonfinite_gradients"][1].tolist() == [[2, 0]]
+
+
+def test_a_graph_with_accumulated_gradients_survives_its_meta_graph():
+    with tf.Graph().as_default():
+        w = v1.get_variable("w", [2], use_resource=True)
+        base = v1.train.GradientDescentOptimizer(0.1)
+        train_op = AccumulatedGradients(base, 2).minimize(tf.reduce_sum(w))
+        meta = v1.train.export_meta_graph()
+    with tf.Graph().as_default() as graph:
+        v1.train.import_meta_graph(meta)
+        assert [op.name for op in graph.get_collection(v1.GraphKeys.TRAIN_OP)] == [train_op.name]
+
+
+def test_what_changes_meanwhile_is_read_after_the_gradient():
+    """Other workers push, and raise Adam's powers, while this one computes."""
+    with tf.Graph().as_default() as graph:
+        w = v1.get_variable("w", [2], use_resource=True)
+        gradient = tf.identity(tf.ones([2]), "gradient")
+        BoostedAdamOptimizer(num_workers=2).apply_gradients([(gradient, w)])
+        for name in ("beta1_power", "pushes_by_others"):
+            reads = [
+                op
+                for op in graph.get_operations()
+                if op.type in ("ReadVariableOp", "ResourceGather")
+                and name in op.inputs[0].op.name
+                and "Read/" not in op.name  # the slot's own, for whoever asks for its value
+            ]
+            assert reads
+            assert all(gradient.op in closure([op]) for op in reads), name

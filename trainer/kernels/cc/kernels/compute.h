@@ -48,7 +48,7 @@ struct ComputeOf<BFloat16> {
 template <typename T>
 using Compute = typename ComputeOf<T>::type;
 
-// Elements per call of a rule: with ten operands a block of floats fits the L1 cache.
+// Elements per call of a rule: with ten operands a block of floats fits the L2 cache easily.
 constexpr int64_t kBlock = 1024;
 
 inline float BitsToFloat(uint32_t bits) {

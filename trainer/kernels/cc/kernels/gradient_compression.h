@@ -99,7 +99,7 @@ inline int64_t SampledOffset(uint64_t seed, int64_t i, int64_t stride) {
 //
 // A level below the k-th largest magnitude is guessed from a sample. One pass collects what lies
 // above the level and counts what lies on it. At least k in all: the top k are among them. If the
-// guess was too high, twice in a row, a histogram of all elements finds a level that cannot be.
+// guess was too high, twice in a row, a histogram of all elements finds a level that is not.
 // So the sample decides on the time that it takes, never on the result.
 template <typename C>
 class TopMagnitudes {

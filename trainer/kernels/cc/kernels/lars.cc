@@ -17,6 +17,7 @@ class LarsOp : public OpKernel {
   explicit LarsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("use_locking", &use_locking_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("use_nesterov", &use_nesterov_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("adapt", &adapt_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -34,7 +35,9 @@ class LarsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, Open(ctx, &variables, &unique));
     const Norms norms = Measure(ctx, &variables, unique);
     const double var_norm = std::sqrt(norms[0]), grad_norm = std::sqrt(norms[1]);
-    const double trust = TrustRatio(eeta, rule.weight_decay, epsilon, var_norm, grad_norm);
+    if (!adapt_) rule.weight_decay = 0;
+    const double trust =
+        adapt_ ? TrustRatio(eeta, rule.weight_decay, epsilon, var_norm, grad_norm) : 1.0;
     rule.rate = learning_rate * static_cast<C>(trust);
     Apply(ctx, &variables, unique, rule);
     variables.Commit();
@@ -85,7 +88,7 @@ class LarsOp : public OpKernel {
     return shape.num_elements() / std::max<int64_t>(1, shape.dim_size(0));
   }
 
-  bool use_locking_, use_nesterov_;
+  bool use_locking_, use_nesterov_, adapt_;
 };
 
 template <typename T>

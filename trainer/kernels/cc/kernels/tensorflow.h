@@ -66,7 +66,7 @@ constexpr Range<C> kUnit{">= 0 and <= 1", [](C x) { return x >= 0 && x <= 1; }};
 template <typename V>
 Status Scalar(OpKernelContext* ctx, int input, const char* name, const Range<V>& range, V* value) {
   const Tensor& tensor = ctx->input(input);
-  if (tensor.NumElements() != 1) {
+  if (tensor.dims() != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "`", name, "` must be a scalar. Received: shape ", tensor.shape().DebugString(), "."));
   }
@@ -75,6 +75,18 @@ Status Scalar(OpKernelContext* ctx, int input, const char* name, const Range<V>&
     return absl::InvalidArgumentError(
         absl::StrCat("`", name, "` must be ", range.must, ". Received: ", *value, "."));
   }
+  return absl::OkStatus();
+}
+
+// The handle of the resource input `name`; TensorFlow's own functions read it unchecked.
+inline Status Handle(OpKernelContext* ctx, int input, const char* name,
+                     const tensorflow::ResourceHandle** handle) {
+  const Tensor& tensor = ctx->input(input);
+  if (tensor.dims() != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("`", name, "` must be one resource. Received: ",
+                                                   "shape ", tensor.shape().DebugString(), "."));
+  }
+  *handle = &tensor.scalar<tensorflow::ResourceHandle>()();
   return absl::OkStatus();
 }
 

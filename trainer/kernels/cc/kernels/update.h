@@ -88,7 +88,7 @@ inline Status CheckRows(const TensorShape& var, const Tensor& grad, const Tensor
         absl::StrCat(of, " must have rows to take a sparse gradient. Received: a scalar."));
   }
   TensorShape expected = var;
-  expected.set_dim(0, indices.NumElements());
+  TF_RETURN_IF_ERROR(expected.SetDimWithStatus(0, indices.NumElements()));
   return SameShape("grad", grad.shape(), absl::StrCat("the rows of ", of, " at `indices`").c_str(),
                    expected);
 }

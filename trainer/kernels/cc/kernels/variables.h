@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tensorflow.h"
@@ -46,10 +48,11 @@ class Variables {
               Access access, bool use_locking) {
     count_ = count;
     for (int i = 0; i < count; ++i) {
-      const Status found = LookupResource(
-          ctx, tensorflow::HandleFromInput(ctx, inputs[i].input), &variables_[i]);
+      const tensorflow::ResourceHandle* handle = nullptr;
+      TF_RETURN_IF_ERROR(Handle(ctx, inputs[i].input, inputs[i].name, &handle));
+      const Status found = LookupResource(ctx, *handle, &variables_[i]);
       // Before its initializer has run, a graph's variable is not there at all.
-      if (absl::IsNotFound(found)) return Uninitialized(inputs[i]);
+      if (absl::IsNotFound(found)) return Uninitialized(inputs[i], handle->name());
       TF_RETURN_IF_ERROR(found);
       order_[i] = variables_[i].get();
     }
@@ -58,7 +61,7 @@ class Variables {
       return absl::InvalidArgumentError(
           "The variable and its slots must be different variables. Received: one of them twice.");
     }
-    if (access == Access::kSparse) TF_RETURN_IF_ERROR(AllowSparse(ctx));
+    if (access == Access::kSparse) TF_RETURN_IF_ERROR(AllowSparse(ctx, inputs));
     shared_ = access == Access::kSparse && !use_locking;
     for (; locked_ < count; ++locked_) {
       if (shared_) {
@@ -67,7 +70,12 @@ class Variables {
         order_[locked_]->mu()->lock();
       }
     }
-    for (int i = 0; i < count; ++i) TF_RETURN_IF_ERROR(Check(inputs[i], i, inputs[0].name));
+    const std::string as = absl::StrCat("`", inputs[0].name, "`");
+    for (int i = 0; i < count; ++i) {
+      TF_RETURN_IF_ERROR(CheckValue(ctx, inputs[i], i));
+      const TensorShape& its = variables_[i]->tensor()->shape();
+      TF_RETURN_IF_ERROR(SameShape(inputs[i].name, its, as.c_str(), shape()));
+    }
     return access == Access::kDense ? Fresh(ctx) : absl::OkStatus();
   }
 
@@ -84,35 +92,36 @@ class Variables {
   // Puts the new buffers in place, after everything was computed.
   void Commit() {
     for (int i = 0; i < count_; ++i) {
-      if (moved_[i]) *variables_[i]->tensor() = fresh_[i];
+      if (moved_[i]) *variables_[i]->tensor() = std::move(fresh_[i]);
     }
   }
 
  private:
-  static Status Uninitialized(const VariableInput& input) {
+  static Status Uninitialized(const VariableInput& input, const std::string& name) {
     return absl::FailedPreconditionError(
-        absl::StrCat("`", input.name, "` is an uninitialized variable. Run its initializer."));
+        absl::StrCat("`", input.name, "` must be an initialized variable. Received: ", name,
+                     ", which is not. Run its initializer."));
   }
 
-  Status Check(const VariableInput& input, int i, const char* first) {
+  // Checks that variable i, which is locked, has a value of its dtype.
+  Status CheckValue(OpKernelContext* ctx, const VariableInput& input, int i) {
     if (!variables_[i]->is_initialized || !variables_[i]->tensor()->IsInitialized()) {
-      return Uninitialized(input);
+      return Uninitialized(input, tensorflow::HandleFromInput(ctx, input.input).name());
     }
-    const Tensor& tensor = *variables_[i]->tensor();
-    if (tensor.dtype() != input.dtype) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "`", input.name, "` must have dtype ", DataTypeString(input.dtype),
-          ". Received: ", DataTypeString(tensor.dtype()), "."));
-    }
-    return SameShape(input.name, tensor.shape(), absl::StrCat("`", first, "`").c_str(), shape());
+    const DataType dtype = variables_[i]->tensor()->dtype();
+    if (dtype == input.dtype) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("`", input.name, "` must have dtype ",
+                                                   DataTypeString(input.dtype), ". Received: ",
+                                                   DataTypeString(dtype), "."));
   }
 
   // No reader may share a buffer that is updated under a shared lock.
-  Status AllowSparse(OpKernelContext* ctx) {
+  Status AllowSparse(OpKernelContext* ctx, const std::array<VariableInput, N>& inputs) {
     for (int i = 0; i < count_; ++i) {
       tensorflow::Var* variable = variables_[i].get();
       if (variable->copy_on_read_mode.load()) continue;
       tensorflow::mutex_lock lock(*variable->mu());
+      TF_RETURN_IF_ERROR(CheckValue(ctx, inputs[i], i));
       if (!variable->tensor()->RefCountIsOne()) {
         Tensor copy;
         TF_RETURN_IF_ERROR(

@@ -123,7 +123,9 @@ class WeightedAccumulator : public tensorflow::ResourceBase {
     const int64_t width = RowWidth();
     RowSums<C>* rows = Rows<C>(width);
     TensorShape shape({rows->size()});
-    for (int d = 1; d < shape_.dims(); ++d) shape.AddDim(shape_.dim_size(d));
+    for (int d = 1; d < shape_.dims(); ++d) {
+      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(shape_.dim_size(d)));
+    }
     Tensor *indices = nullptr, *values = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({rows->size()}), &indices));
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, shape, &values));
@@ -162,12 +164,16 @@ class WeightedAccumulator : public tensorflow::ResourceBase {
       return absl::InvalidArgumentError(
           "An accumulator of sparse gradients must have rows. Received: a scalar.");
     }
-    PartialTensorShape expected({indices.NumElements()});
-    for (int d = 1; d < shape_.dims(); ++d) expected.AddDim(shape_.dim_size(d));
-    if (!expected.IsCompatibleWith(gradient)) {
+    bool fits = gradient.dims() == shape_.dims() &&
+                gradient.dim_size(0) == indices.NumElements();
+    for (int d = 1; fits && d < shape_.dims(); ++d) {
+      fits = gradient.dim_size(d) == shape_.dim_size(d);
+    }
+    if (!fits) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "`gradient` must have one row of the accumulator per index, ", expected.DebugString(),
-          ". Received: ", gradient.DebugString(), "."));
+          "`gradient` must have one row of the accumulator, ", shape_.DebugString(),
+          ", for each of the ", indices.NumElements(), " indices. Received: ",
+          gradient.DebugString(), "."));
     }
     *limit = shape_.dim_size(0) < 0 ? std::numeric_limits<int64_t>::max() : shape_.dim_size(0);
     *width = RowWidth();
@@ -239,7 +245,9 @@ class WeightedAccumulator : public tensorflow::ResourceBase {
 };
 
 Status Lookup(OpKernelContext* ctx, tensorflow::core::RefCountPtr<WeightedAccumulator>* found) {
-  return LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), found);
+  const tensorflow::ResourceHandle* handle = nullptr;
+  TF_RETURN_IF_ERROR(Handle(ctx, 0, "handle", &handle));
+  return LookupResource(ctx, *handle, found);
 }
 
 Status Lookup(OpKernelContext* ctx, const char* name, DataType dtype,

@@ -39,7 +39,7 @@ struct SetWeighted {
   }
 };
 
-// mean = sum / count, as [n] of T.
+// mean[0 .. n) = sum[0 .. n) / count, rounded to T.
 template <typename T>
 void DivideInto(T* mean, const Compute<T>* sum, Compute<T> count, int64_t n) {
   using C = Compute<T>;

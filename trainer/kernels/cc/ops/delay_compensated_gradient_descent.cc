@@ -31,6 +31,8 @@ Applies one step of delay-compensated gradient descent with a constant variance 
 
 var -= learning_rate * (grad + variance_parameter * grad * grad * (var - backup)); backup = var.
 
+Where the compensation is not finite, grad is applied as it is.
+
 backup: What the pushing worker pulled: a variable, which takes the new value, or a snapshot with
   the shape of grad.
 statistics: Sum of |compensation| / sum of |grad|, share of the elements whose sign was flipped,

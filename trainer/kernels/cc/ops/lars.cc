@@ -23,6 +23,7 @@ REGISTER_OP("ResourceApplyLars")
     .Attr("C: {float, double}")
     .Attr("use_locking: bool = false")
     .Attr("use_nesterov: bool = false")
+    .Attr("adapt: bool = true")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return LarsShape(c, false); })
     .Doc(R"doc(
@@ -33,7 +34,10 @@ step = learning_rate * trust * (grad + weight_decay * var);
 accum = momentum * accum + step;
 var -= accum, or with use_nesterov var -= momentum * accum + step.
 
+A gradient with an element that is not finite has no finite norm, and reaches all elements.
+
 accum: A variable of the arithmetic's dtype with the shape of var.
+adapt: If false, trust is 1 and weight_decay 0.
 statistics: trust, |var| before the step, |grad|, number of non-finite elements of grad.
 use_locking: If true, a sparse update holds the variables' locks alone.
 )doc");
@@ -54,6 +58,7 @@ REGISTER_OP("ResourceSparseApplyLars")
     .Attr("Tindices: {int32, int64}")
     .Attr("use_locking: bool = false")
     .Attr("use_nesterov: bool = false")
+    .Attr("adapt: bool = true")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return LarsShape(c, true); })
     .Doc(R"doc(

@@ -73,18 +73,21 @@ struct ApplyInputs {
 inline Status ApplyShape(InferenceContext* c, const ApplyInputs& inputs) {
   TF_RETURN_IF_ERROR(CheckTypes(c));
   TF_RETURN_IF_ERROR(CheckScalars(c, inputs.first_scalar, inputs.last_scalar));
+  TF_RETURN_IF_ERROR(CheckScalars(c, 0, 0));
   ShapeHandle var = VariableShape(c, 0), grad = c->input(inputs.grad), rows, merged;
+  if (inputs.indices >= 0) {
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(inputs.indices), 1, &rows));
+  }
   for (const SlotInput& slot : inputs.slots) {
+    TF_RETURN_IF_ERROR(CheckScalars(c, slot.input, slot.input));
     TF_RETURN_IF_ERROR(
         MergeNamed(c, slot.name, VariableShape(c, slot.input), "`var`", var, &merged));
   }
   if (inputs.indices < 0) {
     TF_RETURN_IF_ERROR(MergeNamed(c, "grad", grad, "`var`", var, &merged));
   } else if (c->RankKnown(var)) {
-    ShapeHandle indices;
     TF_RETURN_IF_ERROR(c->WithRankAtLeast(var, 1, &var));
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(inputs.indices), 1, &indices));
-    TF_RETURN_IF_ERROR(c->ReplaceDim(var, 0, c->Dim(indices, 0), &rows));
+    TF_RETURN_IF_ERROR(c->ReplaceDim(var, 0, c->Dim(c->input(inputs.indices), 0), &rows));
     TF_RETURN_IF_ERROR(
         MergeNamed(c, "grad", grad, "the rows of `var` at `indices`", rows, &merged));
   }
