@@ -117,7 +117,7 @@ def test_an_uninitialised_variable_is_named():
         step = LARSOptimizer(0.1).apply_gradients([(tf.zeros([2]), w)])
         with pytest.raises(
             tf.errors.FailedPreconditionError,
-            match="`var` must be an initialized variable. Received: ",
+            match=r"`var` must be an initialized variable\. Received: \S+, which is not",
         ):
             session.run(step)
 
