@@ -70,11 +70,12 @@ class Variables {
         order_[locked_]->mu()->lock();
       }
     }
-    const std::string as = absl::StrCat("`", inputs[0].name, "`");
     for (int i = 0; i < count; ++i) {
       TF_RETURN_IF_ERROR(CheckValue(ctx, inputs[i], i));
       const TensorShape& its = variables_[i]->tensor()->shape();
-      TF_RETURN_IF_ERROR(SameShape(inputs[i].name, its, as.c_str(), shape()));
+      if (its == shape()) continue;
+      const std::string first = absl::StrCat("`", inputs[0].name, "`");
+      return SameShape(inputs[i].name, its, first.c_str(), shape());
     }
     return access == Access::kDense ? Fresh(ctx) : absl::OkStatus();
   }
