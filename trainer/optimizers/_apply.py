@@ -196,7 +196,7 @@ class KernelOptimizer(v1.train.Optimizer):
             name: Name of the op.
 
         Returns:
-            The op that makes the update; None in eager execution.
+            The op that makes the update; None in eager execution without `global_step`.
 
         Raises:
             ValueError: If a variable or a gradient does not fit; the message names it.
