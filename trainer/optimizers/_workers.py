@@ -116,8 +116,8 @@ class WorkerOptimizer(KernelOptimizer):
                 is taken for the whole value. For a variable with a snapshot no slot is kept.
                 For the others the optimizer remembers, in the slots ``backup_0`` …, what the
                 variable was right after the worker's last push (at first: as initialised); of a
-                sparse gradient's rows, what each was after the worker's last push to this row. After a
-                warm start from elsewhere run the slots' initializers again.
+                sparse gradient's rows, what each was after the worker's last push to this row.
+                After a warm start from elsewhere run the slots' initializers again.
             staleness: Updates by other workers between this worker's pull and its push: an int64
                 scalar, or (staleness, variable) pairs. None: the updates since the worker's last
                 push, counted in the slot ``pushes_by_others``. Rules without staleness, such
