@@ -189,7 +189,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"gradient": ONES.astype(np.float16)}, "must be float|must have the dtype of the accum"),
     ({"indices": [0, 3, 1]}, r"\[0, 3\), the rows of the accumulator.*\[1\] = 3"),
     ({"indices": [0, 1, -1]}, r"\[0, 3\), the rows of the accumulator.*\[2\] = -1"),
-    ({"indices": [0, 1]}, r"one row of the accumulator per index, \[2,2\]. Received: \[3,2\]"),
+    (
+        {"indices": [0, 1]},
+        r"one row of the accumulator, \[3,2\], for each of the 2 indices. Received: \[3,2\]",
+    ),
     ({"indices": [[0, 1, 2]]}, "`indices` must be a vector"),
     ({"indices": [0, 1, 2]}, "holds 1 dense gradients; they must be .*AccumulatorTake first"),
 ]

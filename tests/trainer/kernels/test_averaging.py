@@ -213,7 +213,7 @@ def test_one_variable_twice_a_scalar_with_rows_or_no_variable_is_refused(ops: Mo
         x, c = (tf.Variable(ONES, trainable=False) for _ in range(2))
         session.run(x.initializer)
         run = ops.resource_elastic_exchange(x.handle, c.handle, 0.5, T=F)
-        with pytest.raises(tf.errors.FailedPreconditionError, match="`center` is an uninit"):
+        with pytest.raises(tf.errors.FailedPreconditionError, match="`center` must be an init"):
             session.run(run)
 
 

@@ -302,7 +302,7 @@ def test_state_of_another_shape_dtype_or_none_is_refused(ops: ModuleType) -> Non
         u, v = (tf.Variable(ONES, name=name, trainable=False) for name in "uv")
         session.run(u.initializer)
         sent = ops.resource_dgc_select(u.handle, v.handle, 0.5, T=F)
-        with pytest.raises(tf.errors.FailedPreconditionError, match="`residual` is an uninit"):
+        with pytest.raises(tf.errors.FailedPreconditionError, match="`residual` must be an init"):
             session.run(sent)
 
 
