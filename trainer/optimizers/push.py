@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from deepinsight.trainer.cluster.members import Members
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
 from deepinsight.trainer.optimizers.sync_replicas import CountingSyncReplicas
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
@@ -21,17 +22,30 @@ class Push(NamedTuple):
 
     Attributes:
         op: Runs the step.
-        step: async: the global step before this update; sync: the round that the gradients were
-            computed for. int64 scalar.
+        step: The global step before this update, or the round that the gradients were computed
+            for. int64 scalar.
         staleness: Updates by others between the pull and the push.
-        token: sync: the round to compute gradients for next; async: None.
-        decided: sync: `CountingSyncReplicas.decided`; async: None.
-        sync: The synchronizer, or None.
+        reached: The global step when this step is over, int64 scalar.
+        dropped: Gradients of this worker dropped so far in this launch, int64 scalar, or None.
+        hooks: Session hooks that the synchronization needs.
+        variables: Variables that belong to one launch: in no checkpoint, set by `start_op`.
+        start_op: The chief runs it once, after variables were initialised or restored.
+        leave_op: A worker runs it when it pushes no more.
+        members: Who rounds wait for, where there are rounds.
+        own: State of this worker alone, which it saves itself.
     """
 
     op: tf.Operation
     step: tf.Tensor
     staleness: Versions
+    reached: tf.Tensor | None = None
+    dropped: tf.Tensor | None = None
+    hooks: tuple[v1.train.SessionRunHook, ...] = ()
+    variables: tuple[tf.Variable, ...] = ()
+    start_op: tf.Operation | None = None
+    leave_op: tf.Operation | None = None
+    members: Members | None = None
+    own: tuple[tf.Variable, ...] = ()
     token: tf.Tensor | None = None
     decided: tf.Tensor | None = None
     sync: CountingSyncReplicas | None = None
