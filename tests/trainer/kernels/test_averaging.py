@@ -46,6 +46,14 @@ def exchange(
     return ops.resource_sparse_elastic_exchange(*inputs, indices, T=dtype, **how).numpy()
 
 
+def remote_exchange(ops: ModuleType, local: Any, center: Any, rate: float = 0.3) -> Any:
+    """As `exchange`, of values that come from elsewhere."""
+    pulled, statistics = ops.resource_apply_elastic_pull(
+        center.handle, tf.constant(rate, compute(center.dtype)), local
+    )
+    return pulled.numpy(), statistics.numpy()
+
+
 def block_step(ops: ModuleType, var: Any, delta: Any, mean: Any, *rates: float, **how: Any) -> Any:
     scalars = [tf.constant(rate, compute(var.dtype)) for rate in rates]
     return ops.resource_apply_block_momentum(var.handle, delta.handle, *scalars, mean, **how)
@@ -87,6 +95,36 @@ def test_workers_that_exchange_in_any_order_have_the_bits_of_the_rule(
 @pytest.mark.parametrize("dtype", DTYPES)
 @few
 @given(seed=seeds)
+def test_values_from_elsewhere_exchange_as_a_variable_does(
+    ops: ModuleType, dtype: tf.DType, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    shape, rate = (9, 2100), rng.random()  # more than a unit of elements
+    values = [numbers(rng, shape, dtype) for _ in range(2)]
+    local, center = (tf.Variable(value) for value in values)
+    remote = tf.Variable(values[1])
+    for _ in range(3):
+        given, before = local.numpy(), local.read_value()
+        statistics = exchange(ops, local, center, rate)
+        pulled, remote_statistics = remote_exchange(ops, before, remote, rate)
+        np.testing.assert_array_equal(pulled, local.numpy())
+        np.testing.assert_array_equal(remote.numpy(), center.numpy())
+        np.testing.assert_array_equal(remote_statistics, statistics)
+        np.testing.assert_array_equal(before.numpy(), given)  # still what was sent
+        local.assign_sub(numbers(rng, shape, dtype))
+
+
+def test_a_value_of_the_center_itself_may_be_exchanged(ops: ModuleType) -> None:
+    center = tf.Variable([1.0, 2.0])
+    read = center.read_value()
+    pulled, statistics = remote_exchange(ops, read, center)
+    assert (pulled.tolist(), statistics.tolist()) == ([1, 2], [0, 0])
+    assert (read.numpy().tolist(), center.numpy().tolist()) == ([1, 2], [1, 2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@few
+@given(seed=seeds)
 def test_an_exchange_conserves_the_sum(ops: ModuleType, dtype: tf.DType, seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = [numbers(rng, 500, dtype) for _ in range(2)]
@@ -106,6 +144,8 @@ def test_moving_rates_at_the_ends_of_their_range(ops: ModuleType) -> None:
     exchange(ops, local, center, 1.0)
     np.testing.assert_array_equal(local.numpy(), [0, 2])
     np.testing.assert_array_equal(center.numpy(), [8, -2])
+    assert remote_exchange(ops, local.numpy(), center, 1.0)[0].tolist() == [8, -2]
+    np.testing.assert_array_equal(center.numpy(), [0, 2])
 
 
 @pytest.mark.parametrize("use_nesterov", [False, True])
@@ -151,6 +191,9 @@ def test_what_is_not_finite_is_counted_and_applied(ops: ModuleType) -> None:
     local, center = tf.Variable([np.nan, 1.0, np.inf]), tf.Variable([0.0, 0.0, 0.0])
     assert exchange(ops, local, center)[1] == 2
     assert np.isfinite(center.numpy()).tolist() == [False, True, False]
+    pulled, statistics = remote_exchange(ops, [0.0, np.nan, 0.0], tf.Variable([0.0, 0.0, 1.0]))
+    assert statistics[1] == 1
+    assert np.isnan(pulled).tolist() == [False, True, False]
     var, delta = tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])
     assert block_step(ops, var, delta, [np.inf, 1.0], 0.5, 1.0)[1] == 1
     np.testing.assert_array_equal(var.numpy(), [np.inf, 1])
@@ -160,6 +203,7 @@ def test_what_is_not_finite_is_counted_and_applied(ops: ModuleType) -> None:
 def test_nothing_is_fine(ops: ModuleType, dtype: tf.DType) -> None:
     empty = [tf.Variable(tf.zeros((0, 4), dtype)) for _ in range(2)]
     assert exchange(ops, *empty).tolist() == [0, 0]
+    assert remote_exchange(ops, empty[0].read_value(), empty[1])[0].shape == (0, 4)
     full = [tf.Variable(tf.fill((2, 4), tf.cast(value, dtype))) for value in (1, 3)]
     assert exchange(ops, *full, indices=np.int64([])).tolist() == [0, 0]
     np.testing.assert_array_equal(full[0].numpy(), 1)
@@ -177,6 +221,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"indices": [[0]]}, "`indices` must be a vector"),
     ({"center": tf.Variable(ONES[:2])}, "`center` must have the shape of `local`"),
     ({"center": tf.Variable(ONES.astype(float))}, "`center` must have dtype float. .* double"),
+    ({"remote": ONES[:2]}, r"`local` must have the shape of `center`, \[3,2\]. .* \[2,2\]"),
+    ({"remote": ONES, "rate": 1.5}, "`moving_rate` must be >= 0 and <= 1. Received: 1.5"),
+    ({"remote": ONES, "rate": np.nan}, "`moving_rate` must be >= 0 and <= 1. Received: nan"),
+    ({"remote": ONES.astype(float)}, "`center` must have dtype double. Received: float"),
     ({"mean": ONES[:2]}, "`mean` must have the shape of `var`"),
     ({"momentum": 1.0}, "`block_momentum` must be >= 0 and < 1. Received: 1"),
     ({"zeta": 0.0}, "`block_learning_rate` must be finite and > 0. Received: 0"),
@@ -196,9 +244,17 @@ def test_what_is_refused_changes_nothing(
     ) -> None:
         block_step(ops, local, delta, mean, momentum, zeta)
 
+    def remotely(remote: Any, rate: float = 0.5) -> None:
+        dtype = np.float64 if remote.dtype == np.float64 else np.float32
+        ops.resource_apply_elastic_pull(center.handle, dtype(rate), remote)
+
+    def here(**wrong: Any) -> None:
+        exchange(ops, local, **{"center": center} | wrong)
+
     elastic = {"rate", "indices", "center"} & wrong.keys()
+    run = remotely if "remote" in wrong else here if elastic else block
     with pytest.raises(tf.errors.InvalidArgumentError, match=match):
-        exchange(ops, local, **{"center": center} | wrong) if elastic else block(**wrong)
+        run(**wrong)
     np.testing.assert_array_equal(local.numpy(), ONES)
     np.testing.assert_array_equal(center.numpy(), 2 * ONES)
 
@@ -215,6 +271,9 @@ def test_one_variable_twice_a_scalar_with_rows_or_no_variable_is_refused(ops: Mo
         run = ops.resource_elastic_exchange(x.handle, c.handle, 0.5, T=F)
         with pytest.raises(tf.errors.FailedPreconditionError, match="`center` must be an init"):
             session.run(run)
+        pull = ops.resource_apply_elastic_pull(c.handle, 0.5, ONES)
+        with pytest.raises(tf.errors.FailedPreconditionError, match="`center` must be an init"):
+            session.run(pull)
 
 
 def test_shapes_are_checked_when_a_graph_is_built(ops: ModuleType) -> None:
@@ -224,6 +283,10 @@ def test_shapes_are_checked_when_a_graph_is_built(ops: ModuleType) -> None:
             ops.resource_elastic_exchange(x.handle, c.handle, 0.5, T=F)
         with pytest.raises(ValueError, match="`mean` must have the shape of `var`"):
             ops.resource_apply_block_momentum(x.handle, x.handle, 0.5, 1.0, ONES[:2])
+        with pytest.raises(ValueError, match="`local` must have the shape of `center`"):
+            ops.resource_apply_elastic_pull(c.handle, 0.5, ONES)
+        unknown = tf.compat.v1.placeholder(F, None)
+        assert ops.resource_apply_elastic_pull(c.handle, 0.5, unknown).pulled.shape == (2, 2)
         with pytest.raises(ValueError, match="Hyperparameters of a float variable must be float"):
             ops.resource_elastic_exchange(x.handle, x.handle, tf.constant(0.5, tf.float64), T=F)
 

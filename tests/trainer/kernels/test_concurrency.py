@@ -233,6 +233,25 @@ def test_exchanges_conserve_what_locals_and_center_hold(ops: ModuleType, sparse:
     np.testing.assert_array_equal(np.sort(after, axis=0), np.sort(start, axis=0))
 
 
+def test_exchanges_from_elsewhere_conserve_what_locals_and_center_hold(ops: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    start = rng.integers(0, 1000, (THREADS + 1, ROWS, WIDTH)).astype(np.float32)
+    center, locals_ = tf.Variable(start[0]), [tf.constant(one) for one in start[1:]]
+
+    def work(worker: int) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(150):
+                locals_[worker], _ = ops.resource_apply_elastic_pull(
+                    center.handle, 1.0, locals_[worker]
+                )
+
+        return run
+
+    in_threads(*(work(worker) for worker in range(THREADS)))
+    after = np.stack([value.numpy() for value in (center, *locals_)])
+    np.testing.assert_array_equal(np.sort(after, axis=0), np.sort(start, axis=0))
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_opposite_orders_of_variables_do_not_deadlock(ops: ModuleType, sparse: bool) -> None:
     a, b = zeros(ROWS, WIDTH), zeros(ROWS, WIDTH)

@@ -54,6 +54,35 @@ class ElasticOp : public OpKernel {
   bool use_locking_;
 };
 
+// center, moving_rate, local
+template <typename T>
+class ElasticPullOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
+
+ private:
+  using C = deepinsight::Compute<T>;
+
+  Status Run(OpKernelContext* ctx) {
+    ElasticExchange<C> rule;
+    TF_RETURN_IF_ERROR(Scalar(ctx, 1, "moving_rate", kUnit<C>, &rule.moving_rate));
+    const Tensor& local = ctx->input(2);
+    Variables<1> variables;
+    TF_RETURN_IF_ERROR(variables.Open(ctx, {{{0, "center", kDataType<T>}}}, 1, Access::kDense,
+                                      /*use_locking=*/true));
+    TF_RETURN_IF_ERROR(SameShape("local", local.shape(), "`center`", variables.shape()));
+    Tensor* pulled = nullptr;
+    TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({2}, 0, local.shape(), &pulled));
+    const auto sums =
+        UpdateElements(ctx, local.NumElements(), rule, InOut<T>{Data<T>(local), Data<T>(pulled)},
+                       variables.template elements<T>(0));
+    variables.Commit();
+    return SetStatistics<2>(ctx, 1, {std::sqrt(sums[0]), sums[1]});
+  }
+};
+
 // var, delta, block_momentum, block_learning_rate, mean
 template <typename T>
 class BlockMomentumOp : public OpKernel {
@@ -97,6 +126,7 @@ using SparseElasticOp = ElasticOp<T, true>;
 
 DEEPINSIGHT_REGISTER("ResourceElasticExchange", DenseElasticOp);
 DEEPINSIGHT_REGISTER("ResourceSparseElasticExchange", SparseElasticOp);
+DEEPINSIGHT_REGISTER("ResourceApplyElasticPull", ElasticPullOp);
 DEEPINSIGHT_REGISTER("ResourceApplyBlockMomentum", BlockMomentumOp);
 
 }  // namespace

@@ -17,6 +17,17 @@ Status ElasticShape(InferenceContext* c, bool sparse) {
   return absl::OkStatus();
 }
 
+// center, moving_rate, local
+Status ElasticPullShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckTypes(c));
+  TF_RETURN_IF_ERROR(CheckScalars(c, 1, 1));
+  ShapeHandle local = c->input(2), merged;
+  TF_RETURN_IF_ERROR(MergeNamed(c, "local", local, "`center`", VariableShape(c, 0), &merged));
+  c->set_output(0, merged);
+  c->set_output(1, c->Vector(2));
+  return absl::OkStatus();
+}
+
 // var, delta, block_momentum, block_learning_rate, mean
 Status BlockMomentumShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckTypes(c));
@@ -65,6 +76,30 @@ REGISTER_OP("ResourceSparseElasticExchange")
 The dense op on the rows at `indices` only; a row that is named twice is exchanged once.
 
 use_locking: If true, the variables' locks are held alone.
+)doc");
+
+REGISTER_OP("ResourceApplyElasticPull")
+    .Input("center: resource")
+    .Input("moving_rate: C")
+    .Input("local: T")
+    .Output("pulled: T")
+    .Output("statistics: double")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("C: {float, double}")
+    .SetIsStateful()
+    .SetShapeFn(ElasticPullShape)
+    .Doc(R"doc(
+Moves the center towards values that come from elsewhere, and returns them moved as far towards it.
+
+d = local - center; center += moving_rate * d; pulled = local - moving_rate * d.
+
+The center's lock is held meanwhile: both sides use the same d, whoever else exchanges.
+
+center: A variable in the shape of local.
+moving_rate: In [0, 1].
+local: A worker's weights, from another device or process.
+pulled: What they are to be.
+statistics: Norm of d, number of its non-finite elements.
 )doc");
 
 REGISTER_OP("ResourceApplyBlockMomentum")
