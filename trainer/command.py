@@ -31,6 +31,13 @@ from deepinsight.trainer.progress import (
     pipe_reporter,
     summary,
 )
+from deepinsight.trainer.synchronization import (
+    KERNELS,
+    REPLICATIONS,
+    SETTINGS,
+    SYNCHRONIZATIONS,
+    Setting,
+)
 
 DESCRIPTION = """\
 Train a model on parameter servers and workers, and record the run.
@@ -73,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     _add_model(top.add_argument_group("model and update rule"))
     _add_data(top.add_argument_group("data"))
     _add_cluster(top.add_argument_group("cluster"))
+    _add_synchronization(top.add_argument_group("synchronization"))
     return top
 
 
@@ -93,7 +101,15 @@ def _add_model(group: Any) -> None:
         help=f"(default: {_defaults(known.DEFAULT_LEARNING_RATES)})",
     )
     group.add_argument(
-        "--momentum", type=float, help="of momentum, boosted-momentum and lars (default: 0.9)"
+        "--momentum",
+        type=float,
+        help="of momentum, boosted-momentum and lars, and of gradient-compression on the worker "
+        "(default: 0.9)",
+    )
+    group.add_argument(
+        "--nesterov",
+        action="store_true",
+        help=f"look ahead ({', '.join(known.NESTEROV)}); with elastic-average it makes EAMSGD",
     )
     group.add_argument(
         "--variance-parameter",
@@ -138,18 +154,45 @@ def _add_data(group: Any) -> None:
 def _add_cluster(group: Any) -> None:
     group.add_argument("--ps", type=int, help="parameter servers (default: 1)")
     group.add_argument("--workers", type=int, help="(default: 2)")
-    group.add_argument("--synchronization", choices=known.SYNCHRONIZATIONS, help="(default: async)")
-    group.add_argument(
-        "--replicas-to-aggregate",
-        type=int,
-        help="sync: gradients per round; workers beyond it are backups (default: all workers)",
-    )
     group.add_argument(
         "--barrier-timeout",
         type=float,
-        help="seconds that workers wait for each other at the start, the chief at the end while no "
-        "one makes a step, and, sync, the chief for a round before it ends the run (default: 60)",
+        help="seconds that workers wait for each other: at the start, for a round, and the chief "
+        "at the end while no one makes a step; then they go on without who is late (default: 60)",
     )
+    group.add_argument(
+        "--replication",
+        choices=REPLICATIONS,
+        help="in-graph: one client that drives all workers (default: between-graph)",
+    )
+    group.add_argument(
+        "--placement",
+        metavar="layers=P,P,…",
+        help="where each layer of the tower is computed: here, ps:K or, in-graph, worker:K",
+    )
+
+
+def _add_synchronization(group: Any) -> None:
+    group.add_argument("--synchronization", choices=SYNCHRONIZATIONS, help="(default: async)")
+    for name, setting in SETTINGS.items():
+        flag, text = "--" + name.replace("_", "-"), _described(setting)
+        if setting.type is bool:
+            group.add_argument(flag, action="store_true", help=text)
+        else:
+            group.add_argument(flag, type=setting.type, metavar="VALUE", help=text)
+
+
+def _described(setting: Setting) -> str:
+    """The synchronizations that a setting belongs to, what it is, and its defaults."""
+    shown = {
+        name: value
+        for name, value in setting.of.items()
+        if value is not None and not isinstance(value, bool) and not callable(value)
+    }
+    different = len(set(shown.values())) > 1
+    defaults = _defaults(shown) if different else "".join(map(str, {*shown.values()}))
+    ending = f" (default: {defaults})" if shown else ""
+    return f"{', '.join(setting.of)}: {setting.help}{ending}"
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -285,8 +328,8 @@ def _check_data(options: Options) -> None:
 
 
 def _prepare(options: Options) -> None:
-    """Compile the kernels that the update rule needs, if they are new on this machine."""
-    if options.optimizer in known.KERNELS:
+    """Compile the kernels that the run needs, if they are new on this machine."""
+    if options.optimizer in known.KERNELS or options.synchronization in KERNELS:
         _quiet()
         kernels.ops()
 

@@ -8,6 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from deepinsight.trainer.errors import OptionError
+from deepinsight.trainer.placement import check_placement, uses_workers
+from deepinsight.trainer.synchronization import (
+    LOCAL,
+    REPLICATIONS,
+    SETTINGS,
+    SYNCHRONIZATIONS,
+    TOGETHER,
+    check_rule,
+    settle,
+)
 
 MODELS = ("dense", "wide-deep")
 DATA = ("digits", "ctr", "criteo")
@@ -16,10 +26,10 @@ COMPENSATED = (
     "dc-asgd", "dc-asgd-adaptive",
     "boosted-sgd", "boosted-momentum", "boosted-adagrad", "boosted-adam",
 )  # fmt: skip
+NESTEROV = ("momentum", "boosted-momentum", "lars")
 # Update rules with kernels of our own.
 KERNELS = (*COMPENSATED, "lars")
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "ftrl", *KERNELS)
-SYNCHRONIZATIONS = ("async", "sync")
 
 DEFAULT_LEARNING_RATES = {
     "sgd": 0.1,
@@ -107,8 +117,28 @@ class Options:
     variance_parameter: float | None = None
     boost: float = 0.5
     staleness_scale: float = 10.0
+    nesterov: bool = False
     synchronization: str = "async"
     replicas_to_aggregate: int | None = None
+    staleness_bound: int | None = None
+    splits: int | None = None
+    staleness_weighting: str | None = None
+    communication_period: int | None = None
+    block_momentum: float | None = None
+    block_learning_rate: float | None = None
+    block_nesterov: bool | None = None
+    moving_rate: float | None = None
+    synchronous_exchange: bool | None = None
+    sparsity: float | None = None
+    warm_up_steps: int | None = None
+    clip_norm: float | None = None
+    damping: float | None = None
+    covariance_decay: float | None = None
+    inverse_every: int | None = None
+    burn_in: int | None = None
+    norm_constraint: float | None = None
+    replication: str = "between-graph"
+    placement: str | None = None
     ps: int = 1
     workers: int = 2
     batch_size: int = 100
@@ -127,6 +157,7 @@ class Options:
             ("data", DATA),
             ("optimizer", OPTIMIZERS),
             ("synchronization", SYNCHRONIZATIONS),
+            ("replication", REPLICATIONS),
         ):
             self._check(name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
         self._settle()
@@ -140,8 +171,7 @@ class Options:
             settled["learning_rate"] = DEFAULT_LEARNING_RATES[self.optimizer]
         if self.variance_parameter is None:
             settled["variance_parameter"] = DEFAULT_VARIANCE_PARAMETERS.get(self.optimizer)
-        if self.synchronization == "sync" and self.replicas_to_aggregate is None:
-            settled["replicas_to_aggregate"] = self.workers
+        settled |= {name: v for name, v in settle(self).items() if v is not None}
         for name, value in settled.items():
             object.__setattr__(self, name, value)
 
@@ -159,7 +189,7 @@ class Options:
         for name, least in at_least.items():
             self._check(name, getattr(self, name) >= least, f">= {least}")
         self._check("hidden", all(width >= 1 for width in self.hidden), "widths >= 1")
-        for name in ("steps", "epochs", "replicas_to_aggregate"):
+        for name in ("steps", "epochs"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, ">= 1")
         for name in ("learning_rate", "staleness_scale", "ctr_signal", "barrier_timeout"):
@@ -181,11 +211,8 @@ class Options:
                 f"Several workers share their variables on a parameter server: --workers "
                 f"{self.workers} needs --ps >= 1. Received: --ps 0."
             )
-        if self.synchronization == "sync" and self.optimizer in COMPENSATED:
-            raise OptionError(
-                f"--optimizer {self.optimizer} corrects stale gradients, and "
-                f"--synchronization sync has none. Use async, or the plain rule."
-            )
+        check_rule(self.synchronization, self.optimizer, self.compensated)
+        self._check_cluster()
         if (
             self.variance_parameter is not None
             and self.optimizer not in DEFAULT_VARIANCE_PARAMETERS
@@ -200,14 +227,53 @@ class Options:
             raise OptionError(f"--data {self.data} reads no file. Leave out --data-path.")
         if self.data == "ctr" and self.epochs is not None:
             raise OptionError("--data ctr is an endless stream. Use --steps, not --epochs.")
-        if self.replicas_to_aggregate is not None:
-            if self.synchronization != "sync":
-                raise OptionError("--replicas-to-aggregate needs --synchronization sync.")
-            if self.replicas_to_aggregate > self.workers:
-                raise OptionError(
-                    f"--replicas-to-aggregate must be <= --workers ({self.workers}); the workers "
-                    f"beyond it are backups. Received: {self.replicas_to_aggregate}."
-                )
+
+    def _check_cluster(self) -> None:
+        if self.ps == 0 and self.synchronization in LOCAL:
+            raise OptionError(
+                f"--synchronization {self.synchronization} keeps the shared model on a parameter "
+                f"server: it needs --ps >= 1. Received: --ps 0."
+            )
+        if (self.replicas_to_aggregate or 0) > self.workers:
+            raise OptionError(
+                f"--replicas-to-aggregate must be <= --workers ({self.workers}); the workers "
+                f"beyond it are backups. Received: {self.replicas_to_aggregate}."
+            )
+        if (self.splits or 0) > self.workers:
+            raise OptionError(
+                f"--splits must be <= --workers ({self.workers}): a gradient at a time is the "
+                f"most. Received: {self.splits}."
+            )
+        if self.nesterov and self.optimizer not in NESTEROV:
+            raise OptionError(
+                f"--nesterov belongs to --optimizer {', '.join(NESTEROV)}. Received: --optimizer "
+                f"{self.optimizer}."
+            )
+        if self.replication == "in-graph":
+            self._check_in_graph()
+        if self.placement is not None:
+            check_placement(
+                self.placement, len(self.hidden) + 1, ps=self.ps, workers=self.towers,
+                synchronization=self.synchronization,
+            )  # fmt: skip
+
+    def _check_in_graph(self) -> None:
+        if self.synchronization != "sync" or self.replicas_to_aggregate != self.workers:
+            raise OptionError(
+                "--replication in-graph is one client that averages the gradients of all workers: "
+                "it needs --synchronization sync without backup workers. Received: "
+                f"--synchronization {self.synchronization}."
+            )
+        if self.ps == 0:
+            raise OptionError(
+                "--replication in-graph keeps the variables on a parameter server: it needs --ps "
+                ">= 1. Received: --ps 0."
+            )
+
+    @property
+    def towers(self) -> int:
+        """Workers whose devices one client can use: all of them in-graph, else its own alone."""
+        return self.workers if self.replication == "in-graph" else 0
 
     @property
     def compensated(self) -> bool:
@@ -217,17 +283,27 @@ class Options:
     def examples(self, step: int) -> int:
         """How many training examples all workers together have drawn up to a global step.
 
-        ``step * batch_size``, and that times `workers` in a synchronous run, where every worker
-        computes a batch for each step.
+        ``step * batch_size``, and that times `workers` where every worker computes a batch for
+        each step, or times the gradients of an update of softsync.
         """
-        return step * self.batch_size * (self.workers if self.synchronization == "sync" else 1)
+        return step * self.batch_size * self.batches_per_step
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches all workers together compute for a step."""
+        if uses_workers(self.placement):
+            return 1  # one replica, spread over the workers
+        if self.synchronization in TOGETHER:
+            return self.workers
+        return self.workers // self.splits if self.splits else 1
 
     def config(self) -> dict[str, Any]:
         """The options as JSON values, for ``run.json``; `hidden` becomes a list."""
         values = dataclasses.asdict(self)
         for name in ("run_dir", "resume"):
             del values[name]
-        return {**values, "hidden": list(self.hidden)}
+        samples = self.batch_size * self.batches_per_step
+        return {**values, "hidden": list(self.hidden), "samples_per_step": samples}
 
     @staticmethod
     def taken_over(given: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -239,16 +315,19 @@ class Options:
 
         Returns:
             Arguments for `Options`. ``--steps`` and ``--epochs`` go together: one that is given
-            replaces both. ``--replicas-to-aggregate`` is taken over where it was less than all.
+            replaces both. Settings of a synchronization are taken over with it;
+            ``--replicas-to-aggregate`` only where it was less than all.
         """
         names = {field.name for field in dataclasses.fields(Options)}
         taken = {name: value for name, value in config.items() if name in names}
         if {"steps", "epochs"} & set(given):
             taken |= {"steps": None, "epochs": None}
-        together = {**taken, **given}
-        everyone = taken.get("replicas_to_aggregate") == taken.get("workers")
-        if everyone or together.get("synchronization") != "sync":
+        if taken.get("replicas_to_aggregate") == taken.get("workers"):
             taken["replicas_to_aggregate"] = None
+        before = taken.get("synchronization")
+        if given.get("synchronization", before) != before:
+            taken |= dict.fromkeys((*SETTINGS, "placement"))
+            taken["replication"] = "between-graph"
         if given.get("optimizer", taken.get("optimizer")) != taken.get("optimizer"):
             taken["variance_parameter"] = None  # `check_resumes` refuses the other rule by name
         together = {**taken, **given}

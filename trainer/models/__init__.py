@@ -5,6 +5,7 @@ from deepinsight.trainer.models.base import Model
 from deepinsight.trainer.models.dense import Dense, column_slices
 from deepinsight.trainer.models.wide_deep import WideDeep
 from deepinsight.trainer.options import Options
+from deepinsight.trainer.placement import device_of, parse_placement
 
 __all__ = ["Dense", "Model", "WideDeep", "column_slices", "create_model"]
 
@@ -15,6 +16,8 @@ def create_model(options: Options, data: DataSet) -> Model:
     Raises:
         OptionError: If the model cannot take the data set's examples.
     """
+    places = parse_placement(options.placement) if options.placement else ()
+    devices = [device_of(place) for place in places]
     if options.model == "dense":
-        return Dense(data.groups, options.input_width, options.hidden, options.seed)
-    return WideDeep(data.groups, options.embedding_dim, options.hidden, options.seed)
+        return Dense(data.groups, options.input_width, options.hidden, options.seed, devices)
+    return WideDeep(data.groups, options.embedding_dim, options.hidden, options.seed, devices)

@@ -6,6 +6,7 @@ The two are apart because a worker on a cluster does not read variables where it
 stale the values will be.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -22,10 +23,30 @@ class Model(ABC):
     Attributes:
         dense: Variables that every step needs whole, in the order of the forward pass.
         tables: Variables of which a step needs a few rows, ``[vocabulary, width]`` each.
+        devices: Per layer of the tower, the device that computes it; None is the worker.
     """
 
     dense: dict[str, tf.Variable]
     tables: dict[str, tf.Variable]
+    devices: Sequence[str | None]
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """The dense variables whose layers other devices compute, and those devices."""
+        layers = zip(layer_names(len(self.devices) - 1), self.devices, strict=True)
+        return {
+            f"{layer}/{part}": device
+            for layer, device in layers
+            if device is not None
+            for part in ("kernel", "bias")
+        }
+
+    def over(self, variables: Mapping[str, tf.Variable]) -> "Model":
+        """The same model over other variables of the same names and shapes."""
+        other = copy.copy(self)
+        other.dense = {name: variables[name] for name in self.dense}
+        other.tables = {name: variables[name] for name in self.tables}
+        return other
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
@@ -78,29 +99,45 @@ def create_variable(name: str, shape: Sequence[int], initializer: Any) -> tf.Var
     )
 
 
+def layer_names(hidden: int) -> list[str]:
+    """The layers of a tower: fc1, fc2, …, logits."""
+    return [*(f"fc{i + 1}" for i in range(hidden)), "logits"]
+
+
 def create_tower(
-    inputs: int, hidden: Sequence[int], initializers: Initializers
+    inputs: int,
+    hidden: Sequence[int],
+    initializers: Initializers,
+    devices: Sequence[str | None],
 ) -> dict[str, tf.Variable]:
-    """The kernels and biases of a tower ``inputs - hidden… - 1``, named fc1, fc2, …, logits."""
+    """The kernels and biases of a tower ``inputs - hidden… - 1``.
+
+    A layer that a parameter server computes has its variables there.
+    """
     variables = {}
-    widths = [inputs, *hidden, 1]
-    for i, (rows, columns) in enumerate(pairwise(widths)):
-        layer = f"fc{i + 1}" if i < len(hidden) else "logits"
+    widths = pairwise([inputs, *hidden, 1])
+    for layer, (rows, columns), device in zip(
+        layer_names(len(hidden)), widths, devices, strict=True
+    ):
         scale = (2.0 / rows) ** 0.5
         for part, shape, initializer in (
             ("kernel", [rows, columns], initializers.normal(scale)),
             ("bias", [columns], initializers.zeros()),
         ):
             name = f"{layer}/{part}"
-            variables[name] = create_variable(name, shape, initializer)
+            with tf.device(device if device and "job:ps" in device else None):
+                variables[name] = create_variable(name, shape, initializer)
     return variables
 
 
-def tower_logits(inputs: tf.Tensor, hidden: int, dense: Mapping[str, tf.Tensor]) -> tf.Tensor:
+def tower_logits(
+    inputs: tf.Tensor, dense: Mapping[str, tf.Tensor], devices: Sequence[str | None]
+) -> tf.Tensor:
     """The tower's output ``[n]`` for inputs ``[n, inputs]``, with ReLU between the layers."""
     values = inputs
-    for i in range(hidden):
-        values = tf.nn.relu(
-            tf.matmul(values, dense[f"fc{i + 1}/kernel"]) + dense[f"fc{i + 1}/bias"]
-        )
-    return tf.squeeze(tf.matmul(values, dense["logits/kernel"]) + dense["logits/bias"], axis=1)
+    for layer, device in zip(layer_names(len(devices) - 1), devices, strict=True):
+        with tf.device(device):
+            values = tf.matmul(values, dense[f"{layer}/kernel"]) + dense[f"{layer}/bias"]
+            if layer != "logits":
+                values = tf.nn.relu(values)
+    return tf.squeeze(values, axis=1)

@@ -30,14 +30,21 @@ class Dense(Model):
         input_width: Number of input columns, at least one per group.
         hidden: Widths of the hidden layers.
         seed: Seed of the initial weights.
+        devices: Per layer of the tower, the device that computes it; none: the worker does.
     """
 
     def __init__(
-        self, groups: Sequence[FeatureGroup], input_width: int, hidden: Sequence[int], seed: int
+        self,
+        groups: Sequence[FeatureGroup],
+        input_width: int,
+        hidden: Sequence[int],
+        seed: int,
+        devices: Sequence[str | None] = (),
     ) -> None:
-        self._groups, self._width, self._hidden = groups, input_width, len(hidden)
+        self._groups, self._width = groups, input_width
         self._columns = column_slices(groups, input_width)
-        self.dense = create_tower(input_width, hidden, Initializers(seed))
+        self.devices = tuple(devices) or (None,) * (len(hidden) + 1)
+        self.dense = create_tower(input_width, hidden, Initializers(seed), self.devices)
         self.tables = {}
 
     def logits(
@@ -47,7 +54,7 @@ class Dense(Model):
         looked_up: dict[str, tf.Tensor] | None = None,
     ) -> tf.Tensor:
         """See `Model.logits`."""
-        return tower_logits(self._encode(ids), self._hidden, dense)
+        return tower_logits(self._encode(ids), dense, self.devices)
 
     def _encode(self, ids: tf.Tensor) -> tf.Tensor:
         """The 0/1 inputs, float32 ``[n, input_width]``."""

@@ -38,12 +38,19 @@ class WideDeep(Model):
         dim: Width of the embeddings.
         hidden: Widths of the tower's hidden layers.
         seed: Seed of the initial weights.
+        devices: Per layer of the tower, the device that computes it; none: the worker does.
     """
 
     def __init__(
-        self, groups: Sequence[FeatureGroup], dim: int, hidden: Sequence[int], seed: int
+        self,
+        groups: Sequence[FeatureGroup],
+        dim: int,
+        hidden: Sequence[int],
+        seed: int,
+        devices: Sequence[str | None] = (),
     ) -> None:
-        self._groups, self._dim, self._hidden = groups, dim, len(hidden)
+        self._groups, self._dim = groups, dim
+        self.devices = tuple(devices) or (None,) * (len(hidden) + 1)
         initializers = Initializers(seed)
         self.tables = {}
         for group in groups:
@@ -54,7 +61,7 @@ class WideDeep(Model):
                 name = f"{part}/{group.name}"
                 self.tables[name] = create_variable(name, [group.vocabulary, width], initializer)
         # The tower's output bias is the bias of the whole model.
-        self.dense = create_tower(len(groups) * dim, hidden, initializers)
+        self.dense = create_tower(len(groups) * dim, hidden, initializers, self.devices)
 
     def logits(
         self,
@@ -66,7 +73,7 @@ class WideDeep(Model):
         sums = self._group_sums(ids, {} if looked_up is None else looked_up)
         embedded = tf.concat([sums[f"embedding/{g.name}"] for g in self._groups], axis=1)
         wide = tf.add_n([sums[f"wide/{g.name}"] for g in self._groups])
-        return tower_logits(embedded, self._hidden, dense) + tf.squeeze(wide, axis=1)
+        return tower_logits(embedded, dense, self.devices) + tf.squeeze(wide, axis=1)
 
     def _group_sums(self, ids: tf.Tensor, looked_up: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Per table the sum of its rows over the group's slots, ``[n, width]``."""

@@ -82,16 +82,22 @@ def create_rule(options: Options, workers: int = 1) -> v1.train.Optimizer:
 
     rules: dict[str, Callable[[], v1.train.Optimizer]] = {
         "sgd": lambda: v1.train.GradientDescentOptimizer(rate),
-        "momentum": lambda: v1.train.MomentumOptimizer(rate, options.momentum),
+        "momentum": lambda: v1.train.MomentumOptimizer(
+            rate, options.momentum, use_nesterov=options.nesterov
+        ),
         "adagrad": lambda: v1.train.AdagradOptimizer(rate),
         "adam": lambda: v1.train.AdamOptimizer(rate),
         "ftrl": lambda: Ftrl(rate),
         "dc-asgd": lambda: delay_compensated(adaptive=False),
         "dc-asgd-adaptive": lambda: delay_compensated(adaptive=True),
         "boosted-sgd": lambda: BoostedGradientDescentOptimizer(rate, **boosting),
-        "boosted-momentum": lambda: BoostedMomentumOptimizer(rate, options.momentum, **boosting),
+        "boosted-momentum": lambda: BoostedMomentumOptimizer(
+            rate, options.momentum, use_nesterov=options.nesterov, **boosting
+        ),
         "boosted-adagrad": lambda: BoostedAdagradOptimizer(rate, **boosting),
         "boosted-adam": lambda: BoostedAdamOptimizer(rate, **boosting),
-        "lars": lambda: LARSOptimizer(rate, options.momentum, skip_list=["bias"]),
+        "lars": lambda: LARSOptimizer(
+            rate, options.momentum, use_nesterov=options.nesterov, skip_list=["bias"]
+        ),
     }
     return rules[options.optimizer]()
