@@ -44,6 +44,13 @@ from deepinsight.trainer.rules.gradient_compression import (
     select_top_k,
     sparse_accumulate_for_compression,
 )
+from deepinsight.trainer.rules.kfac import (
+    average_covariance,
+    fisher_step_scale,
+    invert_covariances,
+    precondition,
+    split_damping,
+)
 from deepinsight.trainer.rules.lars import (
     lars_step,
     sparse_lars_step,
@@ -61,6 +68,7 @@ __all__ = [
     "adagrad_step",
     "adam_step",
     "adaptive_delay_compensated_step",
+    "average_covariance",
     "block_momentum_step",
     "boosted_adagrad_step",
     "boosted_adam_step",
@@ -70,9 +78,12 @@ __all__ = [
     "clip_local_gradient",
     "delay_compensated_step",
     "elastic_exchange",
+    "fisher_step_scale",
     "gradient_descent_step",
+    "invert_covariances",
     "lars_step",
     "momentum_step",
+    "precondition",
     "scatter_gradient_descent_step",
     "select_top_k",
     "sparse_accumulate_for_compression",
@@ -89,6 +100,7 @@ __all__ = [
     "sparse_lars_step",
     "sparse_momentum_step",
     "sparse_weighted_accumulation",
+    "split_damping",
     "staleness_weight",
     "weighted_accumulation",
 ]
