@@ -152,7 +152,8 @@ def updating(variable: tf.Variable, ops: Sequence[tf.Operation]) -> list[tf.Oper
     found = [
         op
         for op in ops
-        if op.type.startswith(writes) and any(t is variable.handle for t in op.inputs)
+        if op.type.startswith(writes)
+        and any(t is _handle_in(op.graph, variable) for t in op.inputs)
     ]
     if not found:
         raise ValueError(
@@ -161,6 +162,14 @@ def updating(variable: tf.Variable, ops: Sequence[tf.Operation]) -> list[tf.Oper
             f"{variable.name!r} among {len(ops)} ops."
         )
     return found
+
+
+def _handle_in(graph: tf.Graph, variable: tf.Variable) -> tf.Tensor:
+    """A variable's handle by the name that the ops of a graph, or of a branch, have for it."""
+    for outside, inside in getattr(graph, "captures", ()):
+        if outside is variable.handle:
+            return inside
+    return variable.handle
 
 
 def _fetch_and_add(counter: tf.Variable) -> tf.Tensor:
