@@ -1,0 +1,419 @@
+"""Rounds in which workers exchange whole copies of the variables, without a thread of the chief.
+
+A round of number r, as seen by worker m:
+
+    push      its values, packed, into one accumulator per group of variables, with the number r: an
+              accumulator that is past r drops them; then arrived[m] = r + 1
+    look      poll (round, lock, arrived, live) until the round is over
+    finish    by whoever sees first that every live worker has arrived: it takes the lock, takes the
+              mean of what is there, changes the global variables, and sets round = r + 1
+    pull      the global values
+
+A worker whose number is older than the servers' has come too late: its values are in no mean,
+and it pulls and goes on. Whoever does not move for longer than the others' patience is taken off
+the list of members; with its next push or pull it is on it again. A lock whose owner died is taken
+over likewise; the new owner ends the round with what the accumulators still hold.
+
+`round` never falls while the servers live: a chief that begins a launch raises it by one, and
+whoever is in the middle of a round then pulls what the chief has restored.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from deepinsight.trainer.cluster.members import Members, Patience
+from deepinsight.trainer.errors import ClusterError
+from deepinsight.trainer.optimizers._apply import compute_dtype
+from deepinsight.trainer.optimizers._local_copies import (
+    group_variables,
+    pack_group,
+    read_global,
+    unpack_group,
+)
+from deepinsight.trainer.optimizers.versions import NO_LIMIT
+
+v1 = tf.compat.v1
+START_TIMEOUT_S = 60.0
+FIRST_PAUSE_S = 0.001
+BEATS = 4  # signs of life per time-out, while a worker trains on its own
+_OWNER = -1  # whoever holds the lock, among those who are waited for
+
+Finish = Callable[[Sequence[tuple[tf.Variable, tf.Tensor]]], Sequence[tf.Operation]]
+Receive = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Operation]]
+
+
+class Outcome(NamedTuple):
+    """What became of a worker's turn.
+
+    Attributes:
+        finished: Whether the round ended; False if this process was told to stop.
+        late: Whether the round had ended before this worker's values arrived.
+        waited_s: Seconds between this worker's push and the end of the round.
+    """
+
+    finished: bool
+    late: bool
+    waited_s: float
+
+
+class _Status(NamedTuple):
+    round: int
+    lock: int
+    takeovers: int
+    arrived: np.ndarray
+    live: np.ndarray
+    progress: np.ndarray
+
+    def missing(self) -> list[int]:
+        """The live workers that have not arrived in the round."""
+        return np.flatnonzero((self.live > 0) & (self.arrived <= self.round)).tolist()
+
+
+class Rounds:
+    """The rounds of a worker's graph.
+
+    Make it in the device scope of the worker, after the members, which must be on the device of
+    `global_step`.
+
+    Args:
+        values: What this worker brings into a mean: tensors or variables on the worker.
+        targets: The global variables, in the same order, of the same shapes and dtypes.
+        finish: Gets (global variable, mean) pairs of one group, in the group's device scope, and
+            returns the ops that make the update. Means have the dtype of the arithmetic: float32,
+            for float64 variables float64. It is called once per group.
+        receive: Gets the new values of the targets and, if `keep_mean`, the means that they were
+            made from (else nothing), in the worker's device scope; returns the ops that take them
+            over. `waited_s` and `members` can be used in it.
+        members: Whom a round waits for.
+        worker: Index of this worker.
+        global_step: Rises by one per round.
+        after_push: Makes an op on the worker that runs when the values have been read.
+        keep_mean: Whether to keep the means on the servers for `receive`.
+        name: Prefix of the names of variables and accumulators.
+
+    Attributes:
+        start_op: The chief runs it once per launch, after variables were initialised or restored.
+        variables: Variables that belong to one launch; they are in no collection.
+        waited_s: float64 scalar for `receive`: seconds that this worker has waited.
+        round: The round this worker is in; None before `begin`.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[tf.Tensor | tf.Variable],
+        targets: Sequence[tf.Variable],
+        finish: Finish,
+        receive: Receive,
+        *,
+        members: Members,
+        worker: int,
+        global_step: tf.Variable,
+        after_push: Callable[[], tf.Operation] | None = None,
+        keep_mean: bool = False,
+        name: str = "rounds",
+    ) -> None:
+        if not 0 <= worker < members.workers:
+            raise ValueError(
+                f"`worker` must be in [0, {members.workers}). Received: worker={worker}."
+            )
+        self._targets, self._members, self._worker = list(targets), members, worker
+        self._global_step, self._home = global_step, global_step.device
+        self._groups = group_variables(self._targets)
+        self.round: int | None = None
+        self._beat_s = time.monotonic()
+        with tf.device(self._home):
+            self._round = _launch_variable(f"{name}/round", [])
+            self._lock = _launch_variable(f"{name}/lock", [])
+            self._takeovers = _launch_variable(f"{name}/takeovers", [])
+            self._arrived = _launch_variable(f"{name}/arrived", [members.workers])
+        self._accumulators, self._means = [], []
+        for number, group in enumerate(self._groups):
+            with tf.device(group.device):
+                dtype = compute_dtype(group.dtype)
+                self._accumulators.append(
+                    v1.ConditionalAccumulator(
+                        dtype, [group.size], shared_name=f"{name}/copies_{number}"
+                    )
+                )
+                if keep_mean:
+                    kept = _launch_variable(f"{name}/mean_{number}", [group.size], dtype)
+                    self._means.append(kept)
+        self._expected = v1.placeholder(tf.int64, [], f"{name}/expected")
+        self.waited_s = v1.placeholder_with_default(tf.constant(0.0, tf.float64), [])
+        self.start_op = self._make_start()
+        self._look = self._make_look()
+        self._push = self._make_push(values, after_push)
+        self._make_finish(finish)
+        self._pull = self.make_pull(receive)
+        self._beat = members.arrive(worker)
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """Variables that belong to one launch: set by `start_op`, in no checkpoint."""
+        return [self._round, self._lock, self._takeovers, self._arrived, *self._means]
+
+    # Building.
+
+    def _make_start(self) -> tf.Operation:
+        with tf.device(self._home):
+            known = tf.raw_ops.VarIsInitializedOp(resource=self._round.handle)
+            following = tf.cond(
+                known, lambda: self._round.read_value() + 1, lambda: tf.constant(0, tf.int64)
+            )
+            self._started = known
+        emptied = []
+        for accumulator, group in zip(self._accumulators, self._groups, strict=True):
+            with tf.device(group.device):
+                # The number is set first and last: nothing old comes in, and taking raises it.
+                with tf.control_dependencies([accumulator.set_global_step(following)]):
+                    full = accumulator.num_accumulated() > 0
+                taken = tf.cond(full, _take_flag(accumulator), lambda: tf.constant(False))
+                with tf.control_dependencies([taken]):
+                    emptied.append(accumulator.set_global_step(following))
+        fresh = [v.initializer for v in self.variables if v is not self._round]
+        with tf.control_dependencies([*emptied, *fresh, self._members.start_op]):
+            return self._round.assign(following, read_value=False)
+
+    def _make_look(self) -> tf.Tensor:
+        with tf.device(self._home):
+            scalars = (self._round, self._lock, self._takeovers)
+            vectors = (self._arrived, self._members.live, self._members.progress)
+            parts = [tf.expand_dims(scalar.read_value(), 0) for scalar in scalars]
+            return tf.concat([*parts, *(vector.read_value() for vector in vectors)], axis=0)
+
+    def _make_push(
+        self,
+        values: Sequence[tf.Tensor | tf.Variable],
+        after_push: Callable[[], tf.Operation] | None,
+    ) -> tf.Tensor:
+        packed = [pack_group(group, values) for group in self._groups]
+        with tf.control_dependencies(packed):
+            done = [after_push()] if after_push is not None else []
+        for accumulator, group, vector in zip(
+            self._accumulators, self._groups, packed, strict=True
+        ):
+            with tf.device(group.device):
+                wide = tf.cast(vector, compute_dtype(group.dtype))
+                done.append(accumulator.apply_grad(wide, local_step=self._expected))
+        with tf.device(self._home), tf.control_dependencies(done):
+            arrived = tf.raw_ops.ResourceScatterUpdate(
+                resource=self._arrived.handle,
+                indices=tf.constant([self._worker], tf.int64),
+                updates=tf.expand_dims(self._expected + 1, 0),
+            )
+            with tf.control_dependencies([arrived, self._members.arrive(self._worker)]):
+                return self._make_look()
+
+    def _make_finish(self, finish: Finish) -> None:
+        with tf.device(self._home):
+            ticket = _fetch_and_add(self._lock)
+            with tf.control_dependencies([ticket]):
+                self._claim = tf.stack([ticket, self._round.read_value()])
+            self._release = self._lock.assign(0, read_value=False)
+            self._take_over = _fetch_and_add(self._takeovers)
+            # An owner that was taken for dead must not end a later round.
+            valid = tf.debugging.assert_equal(
+                self._round.read_value(), self._expected, "the round was ended by another worker"
+            )
+        self._ends = [self._end_group(number, finish, valid) for number in range(len(self._groups))]
+        self._counts = tf.stack([a.num_accumulated() for a in self._accumulators])
+        with tf.control_dependencies(self._ends):
+            self._finish = self._advance()
+        level = [a.set_global_step(self._expected + 1) for a in self._accumulators]
+        with tf.control_dependencies(level):
+            self._close = self._advance()
+
+    def _end_group(self, number: int, finish: Finish, valid: tf.Operation) -> tf.Operation:
+        group = self._groups[number]
+        with tf.device(group.device), tf.control_dependencies([valid]):
+            mean = self._accumulators[number].take_grad(1)
+            means = unpack_group(group, mean, self._targets)
+            done = [*finish([(self._targets[place], means[place]) for place in group.places])]
+            if self._means:
+                done.append(self._means[number].assign(mean, read_value=False))
+            return tf.group(*done)
+
+    def _advance(self) -> tf.Operation:
+        with tf.device(self._home):
+            counted = self._global_step.assign_add(
+                tf.ones([], self._global_step.dtype.base_dtype), read_value=False
+            )
+            with tf.control_dependencies([counted]):
+                advanced = self._round.assign(self._expected + 1, read_value=False)
+            with tf.control_dependencies([advanced]):
+                return self._lock.assign(0, read_value=False)
+
+    def make_pull(self, receive: Receive) -> tf.Tensor:
+        """A pull with a `receive` of its own.
+
+        Args:
+            receive: As in the class.
+
+        Returns:
+            int64 scalar: the round, read before the values, once they have been taken over.
+        """
+        with tf.device(self._home):
+            now = self._round.read_value()
+            with tf.control_dependencies([now]):
+                arrived = self._members.arrive(self._worker)
+        with tf.control_dependencies([now]):
+            values = read_global(self._groups, self._targets)
+            means: dict[int, tf.Tensor] = {}
+            for group, kept in zip(self._groups, self._means, strict=False):
+                with tf.device(group.device):
+                    mean = kept.read_value()
+                means.update(unpack_group(group, mean, self._targets))
+        received = receive(values, [means[place] for place in range(len(means))])
+        with tf.control_dependencies([*received, arrived]):
+            return tf.identity(now)
+
+    # Running.
+
+    def begin(
+        self, session: v1.Session, pull: tf.Tensor, *, starts: bool, patience: Patience
+    ) -> None:
+        """Take part from now on, beginning with the global values.
+
+        Args:
+            session: A session without hooks.
+            pull: `make_pull` of what takes the first values over.
+            starts: Whether to begin a launch; the others wait for that.
+            patience: Its `stop` ends the waiting.
+
+        Raises:
+            ClusterError: If nobody begins a launch.
+        """
+        if starts:
+            session.run(self.start_op)
+        deadline = time.monotonic() + max(START_TIMEOUT_S, patience.timeout_s)
+        while not session.run(self._started):
+            if patience.stop.wait(patience.poll_s):
+                return
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    "The chief must begin the rounds. Received: nothing from it; give every "
+                    "worker's session the optimizer's hook, with is_chief=True on one of them."
+                )
+        self._joined(session.run(pull))
+
+    def exchange(self, session: v1.Session, patience: Patience) -> Outcome:
+        """Push, wait for the end of the round, and pull.
+
+        Args:
+            session: A session without hooks.
+            patience: How long to wait for workers that do not move.
+        """
+        if self.round is None:
+            return Outcome(False, False, 0.0)
+        began_s = time.monotonic()
+        status = self._status(session.run(self._push, {self._expected: self.round}))
+        late = status.round != self.round
+        status = self._wait(session, status, patience)
+        waited_s = time.monotonic() - began_s
+        if status.round == self.round:
+            return Outcome(False, late, waited_s)
+        self._joined(session.run(self._pull, {self.waited_s: waited_s}))
+        return Outcome(True, late, waited_s)
+
+    def beat(self, session: v1.Session, patience: Patience) -> None:
+        """Give a sign of life, if the last one is some time ago: a slow worker is not a dead one.
+
+        Args:
+            session: A session without hooks.
+            patience: That of the others.
+        """
+        now_s = time.monotonic()
+        if self.round is not None and now_s - self._beat_s > patience.timeout_s / BEATS:
+            session.run(self._beat)
+            self._beat_s = now_s
+
+    def _joined(self, now: int) -> None:
+        self.round, self._beat_s = int(now), time.monotonic()
+
+    def _status(self, vector: np.ndarray) -> _Status:
+        scalars = [int(number) for number in vector[:3]]
+        return _Status(*scalars, *np.split(vector[3:], 3))
+
+    def _wait(self, session: v1.Session, status: _Status, patience: Patience) -> _Status:
+        """Look until the round is over, and end it oneself if it is complete."""
+        seen: dict[int, tuple[int, float]] = {}
+        pause_s = FIRST_PAUSE_S
+        while status.round == self.round and not patience.stop.is_set():
+            missing = status.missing()
+            if missing or status.lock or not self._try_to_finish(session):
+                seen = _still(status, missing, seen)
+                now_s = time.monotonic()
+                overdue = [w for w, (_, s) in seen.items() if now_s - s > patience.timeout_s]
+                if overdue == [_OWNER]:
+                    self._end_for_owner(session, status.takeovers)
+                elif overdue:
+                    self._members.lose(session, overdue)
+                else:
+                    patience.stop.wait(pause_s)
+                    pause_s = min(1.5 * pause_s, patience.poll_s)
+            status = self._status(session.run(self._look))
+        return status
+
+    def _try_to_finish(self, session: v1.Session) -> bool:
+        """End the round, unless somebody else is doing it."""
+        ticket, now = session.run(self._claim)
+        if ticket:
+            return False
+        if now != self.round:
+            session.run(self._release)
+            return False
+        try:
+            session.run(self._finish, {self._expected: self.round})
+        except tf.errors.InvalidArgumentError:
+            if self._status(session.run(self._look)).round == self.round:
+                raise
+        return True
+
+    def _end_for_owner(self, session: v1.Session, takeovers: int) -> None:
+        """End the round of an owner of the lock that does not move, with what is still there."""
+        if session.run(self._take_over) != takeovers:
+            return
+        counts = session.run(self._counts)
+        expected = {self._expected: self.round}
+        session.run([op for op, n in zip(self._ends, counts, strict=True) if n], expected)
+        session.run(self._close, expected)
+
+
+def _still(
+    status: _Status, missing: Sequence[int], seen: dict[int, tuple[int, float]]
+) -> dict[int, tuple[int, float]]:
+    """Whom the round waits for: how far each was when last seen to move, and when that was."""
+    now_s = time.monotonic()
+    waited_for = {w: int(status.progress[w]) for w in missing} or {_OWNER: status.takeovers}
+    return {
+        who: seen[who] if who in seen and seen[who][0] == state else (state, now_s)
+        for who, state in waited_for.items()
+    }
+
+
+def _take_flag(accumulator: v1.ConditionalAccumulator) -> Callable[[], tf.Tensor]:
+    def take() -> tf.Tensor:
+        with tf.control_dependencies([accumulator.take_grad(1)]):
+            return tf.constant(True)
+
+    return take
+
+
+def _launch_variable(name: str, shape: Sequence[int], dtype: tf.DType = tf.int64) -> tf.Variable:
+    return v1.get_variable(
+        name,
+        shape,
+        dtype,
+        initializer=v1.zeros_initializer(),
+        trainable=False,
+        use_resource=True,
+        collections=[],
+    )
+
+
+def _fetch_and_add(counter: tf.Variable) -> tf.Tensor:
+    return tf.raw_ops.ResourceCountUpTo(resource=counter.handle, limit=NO_LIMIT, T=tf.int64)
