@@ -1,0 +1,215 @@
+"""State that belongs to one worker, kept beside the checkpoints of the model.
+
+    <directory>/worker-<k>/<number>-step-<global step>/state.{index,data-…}
+
+Each save is a directory of its own that gets its name when it is complete; the number rises with
+each save. The model's own checkpoint is the chief's, and the workers do not stop for it, so the
+two are rarely of the same step: `restore` takes the save nearest to the model's step.
+"""
+
+import logging
+import operator
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from deepinsight.trainer.errors import TrainerError
+
+v1 = tf.compat.v1
+log = logging.getLogger(__name__)
+KEPT = 2
+_NAME = re.compile(r"(\d+)-step-(\d+)")
+
+
+class OwnStateError(TrainerError, ValueError):
+    """A worker's saved state does not fit its graph; the message names the directory."""
+
+
+class _Save(NamedTuple):
+    number: int
+    step: int
+    path: Path
+
+
+class OwnState:
+    """Saves and restores a worker's own variables; make it while the graph is built.
+
+    Args:
+        variables: The worker's variables, all of them on the worker.
+        directory: The directory of the model's checkpoints, of one run.
+        worker: Index of the worker, >= 0.
+
+    Attributes:
+        directory: Where this worker's saves are.
+
+    Raises:
+        ValueError: If there are no variables, or `worker` is out of range.
+    """
+
+    def __init__(
+        self, variables: Sequence[tf.Variable], directory: str | Path, worker: int
+    ) -> None:
+        if not variables:
+            raise ValueError("`variables` must be at least one variable. Received: none.")
+        if not worker >= 0:
+            raise ValueError(f"`worker` must be >= 0. Received: worker={worker}.")
+        self._worker = worker
+        self.directory = Path(directory) / f"worker-{worker}"
+        with tf.device(variables[0].device):
+            self._saver = v1.train.Saver(
+                {variable.op.name: variable for variable in variables}, max_to_keep=1
+            )
+
+    def save(self, session: v1.Session, step: int) -> Path:
+        """Write the variables, and remove all but the newest two saves.
+
+        Args:
+            session: A session without hooks.
+            step: The global step.
+
+        Returns:
+            The directory of the save.
+        """
+        saves = self._saves()
+        number = saves[-1].number + 1 if saves else 0
+        unfinished = self.directory / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        self._saver.save(
+            session, str(unfinished / "state"), write_meta_graph=False, write_state=False
+        )
+        path = self.directory / f"{number:08d}-step-{step}"
+        os.replace(unfinished, path)
+        for old in saves[: 1 - KEPT]:
+            shutil.rmtree(old.path, ignore_errors=True)
+        return path
+
+    def restore(self, session: v1.Session, step: int) -> int | None:
+        """Read the save that is nearest to the model's global step, of two equally near the older.
+
+        At step 0 nothing has been sent and nothing waits, so nothing is read. What happened
+        between the two steps is not in the state: gradients of that time are lost or, where they
+        have been applied already, may be sent again. It is logged as a warning, as is the loss of
+        everything where there is no save.
+
+        Args:
+            session: A session without hooks; the variables must have been initialised.
+            step: The global step that the model is at.
+
+        Returns:
+            The global step of the save that was read, or None.
+
+        Raises:
+            OwnStateError: If the save does not fit the variables.
+        """
+        if not step:
+            return None
+        saves = self._saves()
+        if not saves:
+            log.warning(
+                "Worker %d has no own state in %s, while the model is at step %d: what it had not "
+                "sent then is lost, and how much that was is unknown. It begins with zeros.",
+                self._worker, self.directory, step,
+            )  # fmt: skip
+            return None
+        best = min(saves, key=lambda save: (abs(save.step - step), save.step, -save.number))
+        try:
+            self._saver.restore(session, str(best.path / "state"))
+        except (ValueError, tf.errors.OpError) as error:
+            raise OwnStateError(
+                f"{best.path} must hold the state of this worker's variables. Received: "
+                f"{str(error).splitlines()[0]}; restore with the options it was saved with, or "
+                f"remove {self.directory} to begin with zeros."
+            ) from error
+        if best.step != step:
+            log.warning(
+                "Worker %d continues with its own state of step %d, while the model is at step "
+                "%d: of the gradients in between some are lost or sent twice.",
+                self._worker, best.step, step,
+            )  # fmt: skip
+        return best.step
+
+    def _saves(self) -> list[_Save]:
+        """All complete saves, in the order in which they were made."""
+        found = []
+        for path in self.directory.glob("*-step-*"):
+            match = _NAME.fullmatch(path.name)
+            if match:
+                found.append(_Save(int(match[1]), int(match[2]), path))
+        return sorted(found)
+
+
+class OwnStateHook(v1.train.SessionRunHook):
+    """Restores a worker's own state at the start, and saves it every n steps and at the end.
+
+    Args:
+        variables: The worker's variables.
+        directory: The directory of the model's checkpoints.
+        worker: Index of the worker.
+        steps: One of the variables, which counts the worker's steps; int64 scalar.
+        every_n_steps: Steps of the worker between saves, >= 1; None: only at the end.
+
+    Raises:
+        ValueError: If `every_n_steps` is out of range.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[tf.Variable],
+        directory: str | Path,
+        worker: int,
+        *,
+        steps: tf.Variable,
+        every_n_steps: int | None,
+    ) -> None:
+        if every_n_steps is not None and not operator.index(every_n_steps) >= 1:
+            raise ValueError(
+                f"`every_n_steps` must be >= 1 or None. Received: every_n_steps={every_n_steps}."
+            )
+        self._every, self._saved = every_n_steps, 0
+        self._state = OwnState(variables, directory, worker)
+        self._steps = steps
+        with tf.device(steps.device):
+            self._now = steps.read_value()
+        self._global_step: tf.Variable | None = None
+
+    def begin(self) -> None:
+        """Find the graph's global step.
+
+        Raises:
+            RuntimeError: If the graph has none.
+        """
+        self._global_step = v1.train.get_global_step()
+        if self._global_step is None:
+            raise RuntimeError(
+                "The graph must have a global step, by which saves are found again. Received: "
+                "none; call tf.compat.v1.train.get_or_create_global_step()."
+            )
+
+    def after_create_session(self, session: v1.Session, coord: Any) -> None:
+        """Restore, whenever a session has been made."""
+        self._state.restore(session, int(session.run(self._global_step)))
+        self._saved = int(session.run(self._now))
+
+    def before_run(self, run_context: Any) -> v1.train.SessionRunArgs:
+        """Ask how many steps the worker has made."""
+        return v1.train.SessionRunArgs(self._now)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Save when it is time."""
+        # Read beside the step, it may be one behind.
+        if self._every is not None and run_values.results >= self._saved + self._every:
+            self._save(run_context.session)
+
+    def end(self, session: v1.Session) -> None:
+        """Save a last time."""
+        self._save(session)
+
+    def _save(self, session: v1.Session) -> None:
+        self._state.save(session, int(session.run(self._global_step)))
+        self._saved = int(session.run(self._now))

@@ -1,0 +1,71 @@
+"""What gradient compression accepts."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from deepinsight.trainer.optimizers._apply import SHARE, _is_taken, check_hyperparameter
+from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+
+v1 = tf.compat.v1
+
+
+def rate_of(rule: Any) -> Any:
+    """The learning rate, also of a gradient descent optimizer; refuses other optimizers."""
+    if isinstance(rule, v1.train.GradientDescentOptimizer):
+        return rule._learning_rate
+    if isinstance(rule, v1.train.Optimizer) or hasattr(rule, "apply_gradients"):
+        raise ValueError(
+            "`learning_rate` must be a learning rate or a tf.compat.v1.train."
+            f"GradientDescentOptimizer. Received: {type(rule).__module__}."
+            f"{type(rule).__qualname__}; the workers add momentum before they send, so a server "
+            "that does more than gradient descent would count it twice, or scale a few late "
+            "elements as if they were the gradient. Use tf.compat.v1.train."
+            "GradientDescentOptimizer with `momentum` here."
+        )
+    return rule
+
+
+def check_pairs(pairs: Sequence[GradientAndVariable]) -> None:
+    """Check that there are gradients, and that none has been sent before.
+
+    Raises:
+        ValueError: If not.
+    """
+    if not pairs:
+        raise ValueError("No gradients provided for any variable.")
+    for grad, var in pairs:
+        if _is_taken(grad):
+            raise ValueError(
+                "Gradients must be compressed on the worker that computed them. Received: one of "
+                f"{var.name!r} out of an accumulator, which it has reached uncompressed; use the "
+                "optimizer without SyncReplicasOptimizer."
+            )
+
+
+def share(name: str, value: Any) -> float:
+    """A number in [0, 1).
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if callable(value) or tf.is_tensor(value):
+        raise ValueError(f"`{name}` must be a number in [0, 1). Received: {name}={value!r}.")
+    return check_hyperparameter(name, value, SHARE)
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """An int >= `least`.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"`{name}` must be an int. Received: {name}={value!r}.") from None
+    if not number >= least:
+        raise ValueError(f"`{name}` must be >= {least}. Received: {name}={value!r}.")
+    return number
