@@ -66,7 +66,7 @@ class Chores:
 
     def finish(self, session: v1.Session, interrupted: bool) -> None:
         """Evaluate (unless there is no time for it) and save a last time."""
-        step = int(session.run(self._graph.global_step))
+        step = max(self._step, int(session.run(self._graph.global_step)))
         if not interrupted and step != self._evaluated:
             self.evaluate(session, step, last=True)
         if self._options.checkpoint_every and step != self._saved:
@@ -74,6 +74,8 @@ class Chores:
 
     def save(self, session: v1.Session, step: int) -> None:
         """Write a checkpoint."""
+        if self._graph.set_step is not None:
+            session.run(self._graph.set_step, {self._graph.new_step: step})
         self._saver.save(session, self._path, global_step=step, write_meta_graph=False)
         self._saved = step
 
@@ -81,7 +83,7 @@ class Chores:
         """Evaluate on the held-out part and on a sample of the training part."""
         position = self._options.examples(step)
         logits: Callable[[Any], Any] = lambda ids: session.run(  # noqa: E731
-            self._graph.logits, {self._graph.ids: ids}
+            self._graph.evaluated, {self._graph.ids: ids}
         )
         held_out = evaluate(logits, self._data.held_out(position))
         training = evaluate(logits, self._data.training_sample(position))

@@ -345,7 +345,14 @@ def _run_cluster(options: Options, arguments: Sequence[str]) -> int:
     )
     command = ["-m", "deepinsight.trainer.command", *arguments, "--run-dir", options.run_dir]
     try:
-        launch(command, options.run_dir, ps=options.ps, workers=options.workers, report=display)
+        launch(
+            command,
+            options.run_dir,
+            ps=options.ps,
+            workers=options.workers,
+            report=display,
+            expendable=options.replication != "in-graph",
+        )
     except Interrupted as signal:
         display.clear()
         display.line(f"ended by {signal}; the run is in {options.run_dir}.{_resume_hint(options)}")

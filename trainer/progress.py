@@ -7,6 +7,7 @@ write, so lines of several processes do not mix. `kind` says what it is:
 started   a worker has made its first step: import_s, startup_s (from launch, imports included)
 step      a worker has come to global step `step` with batch loss `loss` (a few times a second)
 eval      the chief has evaluated: step, loss, auc, train_loss, train_auc; last: at the end
+lost      a worker was lost, and the others go on: process, how
 done      a worker has ended: reason, pushes, first_step, last_step, first_time_s, last_time_s,
           staleness (mean), dropped
 ========  ==================================================================================
@@ -58,6 +59,7 @@ class Display:
         self._evaluation_shown = False
         self.startup: dict[str, Event] = {}
         self.done: dict[str, Event] = {}
+        self.lost: set[str] = set()
 
     @property
     def evaluation(self) -> Event | None:
@@ -93,6 +95,9 @@ class Display:
             self._evaluation_shown = not (self._moving or event["last"])
             if self._evaluation_shown:
                 self.line(_evaluation_text(event))
+        elif kind == "lost" and event["process"] not in self.lost | set(self.done):
+            self.lost.add(event["process"])
+            self.line(f"{event['process']} {event['how']}; the others go on without it")
         elif kind == "done":
             self.done[event["process"]] = event
         elif kind == "step" and event["step"] >= self._step:
@@ -181,8 +186,8 @@ def summary(
     short = [d["process"] for d in done if d["reason"] == "data"]
     if short:
         lines.append(f"data ran out on {', '.join(sorted(short))}")
-    elif any(d["reason"] == "left" for d in done):
-        lines.append("another worker left, which ends a synchronous run")
+    if display.lost:
+        lines.append(f"lost on the way: {', '.join(sorted(display.lost))}")
     losses = [display.loss] if display.trained else []
     losses += [evaluation["loss"]] if evaluation is not None else []
     if not all(math.isfinite(loss) for loss in losses):

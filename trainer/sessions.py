@@ -65,13 +65,15 @@ def create_session(
     Returns:
         The session and the saver of what belongs to a checkpoint.
     """
-    own = graph.push.sync.session_variables if graph.push.sync is not None else []
-    kept = [v for v in v1.global_variables() if not any(v is o for o in own)]
+    push = graph.push
+    apart = {variable.ref() for variable in (*push.variables, *push.own)}
+    kept = [variable for variable in v1.global_variables() if variable.ref() not in apart]
     saver = v1.train.Saver(kept, max_to_keep=2)
     local_init = [v1.local_variables_initializer(), v1.tables_initializer()]
-    if is_chief and own:
-        # Own variables are not in a checkpoint, and rounds begin at the restored global step.
-        local_init.append(graph.push.sync.start_op)
+    local_init.append(v1.variables_initializer(push.own))
+    if is_chief and push.start_op is not None:
+        # What belongs to one launch is in no checkpoint, and rounds begin at the restored step.
+        local_init.append(push.start_op)
     scaffold = v1.train.Scaffold(
         saver=saver,
         local_init_op=tf.group(*local_init),

@@ -29,6 +29,8 @@ SYNCHRONIZATIONS = (
 LOCAL = ("model-average", "block-momentum", "elastic-average")
 # A step is one of all workers: each has computed a batch for it.
 TOGETHER = ("sync", *LOCAL)
+# No worker ever waits for another.
+ALONE = ("async", "drop-stale", "softsync", "gradient-compression", "kfac")
 # With kernels of this project on the parameter servers or the workers.
 KERNELS = ("softsync", "block-momentum", "elastic-average", "gradient-compression")
 REPLICATIONS = ("between-graph", "in-graph")

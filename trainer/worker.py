@@ -9,31 +9,25 @@ from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.collectors import TraceHook, probes, trace_tensor
-from deepinsight.traces import Axis
+from deepinsight.collectors import TraceHook
 from deepinsight.trainer.chief import Chores
+from deepinsight.trainer.cluster.attendance import Attendance
 from deepinsight.trainer.cluster.barriers import Barriers, server_config
 from deepinsight.trainer.cluster.lifetime import Termination
+from deepinsight.trainer.cluster.members import Patience
 from deepinsight.trainer.cluster.topology import Topology, wait_for_servers
-from deepinsight.trainer.cluster.watch import (
-    LOST_AFTER_S,
-    Waiting,
-    Watch,
-    watch_others,
-    watch_rounds,
-)
+from deepinsight.trainer.cluster.watch import Watch, watch_others
 from deepinsight.trainer.data import Batch, DataSet
-from deepinsight.trainer.dropped import DroppedGradients
 from deepinsight.trainer.errors import ClusterError
 from deepinsight.trainer.graph import Replica, TrainingGraph, build_graph
 from deepinsight.trainer.options import Options, checkpoint_dir, has_checkpoint
 from deepinsight.trainer.progress import Reporter
 from deepinsight.trainer.sessions import create_session, restored_step
+from deepinsight.trainer.synchronization import ALONE
+from deepinsight.trainer.tracing import create_hook
 
 v1 = tf.compat.v1
 REPORT_EVERY_S = 0.25
-DROPPED_EVERY = 10  # own steps between rows of a count that does not change
-AUC_HALF_LIFE = 500  # global steps
 WARM_UP_STEPS = 2  # a step with a snapshot and one without: TensorFlow prepares each at its first
 LOSSES = (  # what TensorFlow raises when a process at the other end is gone
     tf.errors.UnavailableError,
@@ -81,10 +75,10 @@ class Worker:
         self._first: tuple[int, float] | None = None
         self._last: tuple[int, float] = (0, 0.0)
         self._reported_s = 0.0
-        self._dropped: DroppedGradients | None = None
-        self._waiting, self._over = Waiting(), threading.Event()
+        self._dropped: int | None = None
+        self._over = threading.Event()
         self._begun = False
-        self._stall: str | None = None
+        self._attendance: Attendance | None = None
 
     def run(self) -> None:
         """Train until the steps are done, the data has run out or a signal came.
@@ -93,10 +87,15 @@ class Worker:
             ClusterError: If a process that this one depends on is gone.
         """
         target, filters = self._start_server()
+        patience = Patience(self._options.barrier_timeout, self._termination.requested)
         with tf.Graph().as_default():
-            graph = build_graph(self._options, self._data, self._replica)
+            graph = build_graph(self._options, self._data, self._replica, patience)
             barriers = Barriers(self._topology) if self._topology else None
-            hook = self._trace_hook(graph)
+            hook = create_hook(graph, self._options, self._data, self._process, self._chief)
+            if barriers is not None and self._chief:
+                self._attendance = Attendance(
+                    self._topology, barriers, graph.push.members, self._report_loss
+                )
             with self._watched(), self._trace_of_failures(hook):
                 self._run(graph, barriers, hook, target, filters)
 
@@ -109,33 +108,27 @@ class Worker:
         filters: tuple[str, ...],
     ) -> None:
         with self._losses_named():
-            hooks = [hook]
-            if graph.push.sync is not None:
-                hooks.insert(0, graph.push.sync.hook(self._chief))
             session, saver = create_session(
                 graph,
                 target=target,
                 config=server_config(device_filters=filters),
                 is_chief=self._chief,
                 checkpoint_dir=checkpoint_dir(self._options.run_dir) if self._chief else None,
-                hooks=hooks,
+                hooks=[*graph.push.hooks, hook],
             )
         # Closing the session raises once more what its threads have met.
         with self._losses_named(), session, self._losses_named():
             self._termination.before_forced_end(lambda: hook.writer.close(ended=False))
             self._declare(hook)
-            start = self._begin(session, graph)
+            start = restored_step(session, graph.global_step)
             chores = self._chores(graph, hook, saver, start) if self._chief else None
             reason = self._train(
                 session, graph, hook, chores=chores, barriers=barriers, start=start
             )
-            self._record_sync(hook, self._last[0])
             self._part(session, graph, barriers, chores)
             self._report(self._done_event(reason))
-            if self._stall or self._termination.failed:
+            if self._termination.failed:
                 _leave_unended(hook)
-        if self._stall:
-            raise ClusterError(f"{self._stall}. {self._remedy()}")
         if self._termination.failure:
             raise ClusterError(self._termination.failure)
 
@@ -196,42 +189,11 @@ class Worker:
             )
         return "There is no checkpoint to continue from: start a new run in another --run-dir."
 
-    def _watch_rounds(self, session: v1.Session, graph: TrainingGraph, everyone: bool) -> None:
-        """As the chief, end a synchronous run whose rounds have stopped to end."""
-        topology, sync = self._topology, graph.push.sync
-        if topology is None or sync is None or not self._chief:
-            return
-        others = {f"worker-{k}": a for k, a in enumerate(topology.workers) if k}
-
-        def give_up(what: str) -> None:
-            self._stall = f"{what}, so the run was ended"
-            with suppress(tf.errors.OpError):
-                session.run(sync.leave_op)  # sets free whoever waits for the round
-
-        watch = Watch(others)
-        if everyone:
-            watch.expect_all()
-        watch_rounds(watch, self._waiting, self._over, self._options.barrier_timeout, give_up)
-
     def _declare(self, hook: TraceHook) -> None:
         """Say what will be recorded beside the hook; a late stream costs a new segment."""
         declare = hook.writer.declare
         declare("startup/imports", unit="s", description="Imports in this process.")
         declare("startup/first_step", unit="s", description="Launch to the end of the first step.")
-        if self._options.synchronization == "sync":
-            declare(
-                "sync/dropped_gradients",
-                unit="gradients",
-                description="Gradients of this worker, since the process began, for rounds that "
-                "ended without them: they came too late, or were computed for a round that was "
-                "over already (with backup workers, tokens of older rounds stay queued).",
-            )
-            declare(
-                "sync/accepted_gradients",
-                unit="gradients",
-                description="Gradients of this worker, since the process began, that were taken "
-                "into a round. Its pushes are these, the dropped ones and those still undecided.",
-            )
 
     def _chores(
         self, graph: TrainingGraph, hook: TraceHook, saver: v1.train.Saver, start: int
@@ -261,47 +223,6 @@ class Worker:
         # Without filters a session waits for every worker of the cluster.
         return server.target, ("/job:ps", f"/job:worker/task:{topology.index}")
 
-    def _trace_hook(self, graph: TrainingGraph) -> TraceHook:
-        options = self._options
-        trace_tensor("train/batch_loss", graph.loss, "nat", description="Loss of the step's batch.")
-        trace_tensor(
-            "staleness/global", graph.staleness, "updates",
-            description="Global step at the push minus global step at the pull.",
-        )  # fmt: skip
-        trace_tensor(
-            "staleness/variables", graph.variable_staleness, "updates",
-            description="The same for the update count of each variable.",
-            axes=[Axis("variable", tuple(graph.variable_names))],
-        )  # fmt: skip
-        cadence = options.trace_every or None
-        chosen: list[probes.Probe] = [probes.Throughput(every_n_steps=min(cadence or 10, 10))]
-        if cadence:
-            live = probes.AUC(
-                graph.labels, graph.logits, half_life=AUC_HALF_LIFE, window=AUC_HALF_LIFE,
-                from_logits=True, every_n_steps=min(cadence, 20),
-            )  # fmt: skip
-            chosen.append(live)
-        if cadence and self._chief:
-            chosen += [probes.Weights(), probes.Gradients()]
-        return TraceHook(
-            options.run_dir,
-            chosen,
-            every_n_steps=cadence or 10,
-            process=self._process,
-            config={**options.config(), "data_facts": self._data.facts()} if self._chief else None,
-            feature_groups=graph.model.feature_groups() if self._chief else None,
-            batch_size=options.batch_size,
-        )
-
-    def _begin(self, session: v1.train.SingularMonitoredSession, graph: TrainingGraph) -> int:
-        start = restored_step(session, graph.global_step)
-        if graph.push.sync is not None:
-            accepted = _plain(session).run(graph.push.sync.accepted)
-            self._dropped = DroppedGradients(
-                self._replica.index, int(accepted[self._replica.index])
-            )
-        return start
-
     def _batches(self, start: int) -> Iterator[Batch]:
         return self._data.batches(
             worker=self._replica.index,
@@ -325,8 +246,7 @@ class Worker:
         """The training loop.
 
         Returns:
-            Why it ended: ``"steps"``, ``"data"``, ``"left"`` (another worker left a synchronous
-            run) or ``"interrupted"``.
+            Why it ended: ``"steps"``, ``"data"`` or ``"interrupted"``.
         """
         limit = self._options.steps or math.inf
         step, fetches = start, _fetches(graph)
@@ -336,50 +256,42 @@ class Worker:
                 everyone = barriers.wait_for_start(
                     _plain(session), self._termination.requested, self._options.barrier_timeout
                 )
-                self._watch_rounds(_plain(session), graph, everyone)
+                if self._attendance is not None:
+                    self._attendance.begin(_plain(session), self._over, everyone=everyone)
             if self._termination.requested.is_set():
                 return "interrupted"
             if step >= limit:
                 return "steps"
-            with self._waiting:
-                out = session.run(fetches, {graph.ids: batch.ids, graph.labels: batch.labels})
+            out = session.run(fetches, {graph.ids: batch.ids, graph.labels: batch.labels})
             step = self._after_step(out, hook)
             if chores is not None:
                 chores.at(_plain(session), step)
-            if step < limit and "decided" in out and out["decided"][-1]:
-                return "left"
         return "data" if step < limit else "steps"
 
     def _is_ready(self) -> bool:
-        """Whether this worker may begin; an asynchronous chief makes its slow first steps alone."""
-        alone = self._chief and self._options.synchronization == "async"
+        """Whether this worker may begin; a chief that needs nobody makes its slow steps alone."""
+        alone = self._chief and self._options.synchronization in ALONE
         return not alone or self._pushes >= WARM_UP_STEPS
 
     def _after_step(self, out: dict[str, Any], hook: TraceHook) -> int:
         """Count a step; returns the global step that this worker has come to."""
         now = time.time()
-        step = int(out["token"]) if "token" in out else int(out["step"]) + 1
+        step = int(out["reached"])
         self._pushes += 1
-        self._staleness_sum += int(out["staleness"])
+        self._staleness_sum += int(out.get("staleness", 0))
+        if "dropped" in out:
+            self._dropped = int(out["dropped"])
         if self._first is None:
             self._first = (step, now)
             self._report_start(hook, step, now)
         self._last = (step, now)
-        if self._dropped is not None:
-            before = self._dropped.count if self._pushes > 1 else None
-            self._dropped.update(int(out["step"]), out["decided"])
-            if self._dropped.count != before or not self._pushes % DROPPED_EVERY:
-                self._record_sync(hook, step)
-            step = max(step, self._dropped.round)
         if now - self._reported_s > REPORT_EVERY_S:
             self._reported_s = now
             self._report({"kind": "step", "step": step, "loss": float(out["loss"])})
         return step
 
-    def _record_sync(self, hook: TraceHook, step: int) -> None:
-        if self._dropped is not None and self._pushes:
-            hook.writer.record("sync/dropped_gradients", float(self._dropped.count), step=step)
-            hook.writer.record("sync/accepted_gradients", float(self._dropped.accepted), step=step)
+    def _report_loss(self, process: str) -> None:
+        self._report({"kind": "lost", "process": process, "how": "does not answer any more"})
 
     def _report_start(self, hook: TraceHook, step: int, now: float) -> None:
         startup = now - self._launched_s
@@ -406,18 +318,18 @@ class Worker:
         if barriers is not None and not self._begun:
             plain.run(barriers.ready_op)  # nobody is to wait for this worker
         interrupted = self._termination.requested.is_set()
-        if graph.push.sync is not None and not self._stall:
-            plain.run(graph.push.sync.leave_op)
+        if graph.push.leave_op is not None:
+            plain.run(graph.push.leave_op)
         if chores is None:
             if barriers is not None:
                 plain.run(barriers.done_op)
             return
-        if barriers is not None and not interrupted:
-            barriers.wait_for_others(
+        if self._attendance is not None and not interrupted:
+            self._attendance.wait_for_others(
                 plain,
                 graph.global_step,
                 self._termination.requested,
-                LOST_AFTER_S if self._stall else self._options.barrier_timeout,
+                self._options.barrier_timeout,
             )
         chores.finish(plain, interrupted)
         if barriers is not None:
@@ -435,7 +347,7 @@ class Worker:
             "first_time_s": first[1],
             "last_time_s": self._last[1],
             "staleness": self._staleness_sum / self._pushes if self._pushes else 0.0,
-            "dropped": self._dropped.count if self._dropped else None,
+            "dropped": self._dropped,
         }
 
 
@@ -446,15 +358,13 @@ def _leave_unended(hook: TraceHook) -> None:
 
 
 def _fetches(graph: TrainingGraph) -> dict[str, Any]:
-    fetches: dict[str, Any] = {
-        "op": graph.push.op,
-        "step": graph.step,
+    said = {
+        "reached": graph.reached,
         "loss": graph.loss,
         "staleness": graph.staleness,
+        "dropped": graph.dropped,
     }
-    if graph.decided is not None:
-        fetches |= {"token": graph.token, "decided": graph.decided}
-    return fetches
+    return {"op": graph.push.op, **{name: t for name, t in said.items() if t is not None}}
 
 
 def _plain(session: v1.train.SingularMonitoredSession) -> v1.Session:

@@ -6,9 +6,10 @@ snapshots are prepared in them, and the others would train on meanwhile.
 
 Nobody leaves while another still needs it. Workers do not talk to each other (their sessions see
 the parameter servers and themselves only), so a worker may leave as soon as it is done; it says so
-in a queue on the first parameter server. The chief waits for all, evaluates and saves, and then
-tells every parameter server to stop. A TensorFlow server that exits under a session would hang
-that session; that is why the servers wait a moment more.
+in a queue on the first parameter server. The chief waits for all that are not lost, evaluates and
+saves, and then tells every server to stop: the parameter servers, and in an in-graph run the
+workers that serve the one client. A TensorFlow server that exits under a session would hang that
+session; that is why the servers wait a moment more.
 """
 
 import logging
@@ -49,8 +50,8 @@ def server_config(*, device_filters: tuple[str, ...] = ()) -> v1.ConfigProto:
     return config
 
 
-def _queue(name: str, ps: int) -> tf.queue.QueueBase:
-    with tf.device(f"/job:ps/task:{ps}"):
+def _queue(name: str, task: str = "ps-0") -> tf.queue.QueueBase:
+    with tf.device("/job:{}/task:{}".format(*task.split("-"))):
         return tf.queue.FIFOQueue(CAPACITY, [tf.int64], shapes=[()], shared_name=f"barriers/{name}")
 
 
@@ -59,18 +60,22 @@ class Barriers:
 
     Args:
         topology: The worker's place.
+        serving: Whether the other workers serve this one, in an in-graph run.
     """
 
-    def __init__(self, topology: Topology) -> None:
-        self._workers = len(topology.workers)
-        ready, done = _queue("ready", 0), _queue("done", 0)
+    def __init__(self, topology: Topology, *, serving: bool = False) -> None:
+        self._workers = 1 if serving else len(topology.workers)
+        ready, done = _queue("ready"), _queue("done")
         index = tf.constant(topology.index, tf.int64)
         self.ready_op, self._ready_count = ready.enqueue(index), ready.size()
         self.done_op = done.enqueue(index)
         self._done_count = done.size()
-        self._stop_op = tf.group(
-            *(_queue(f"stop-{k}", k).enqueue(index) for k in range(len(topology.ps)))
-        )
+        self._taking = v1.placeholder(tf.int32, [], "done_workers")
+        self._taken = done.dequeue_many(self._taking)
+        servers = [f"ps-{k}" for k in range(len(topology.ps))]
+        if serving:
+            servers += [f"worker-{k}" for k in range(1, len(topology.workers))]
+        self._stop_op = tf.group(*(_queue(f"stop-{s}", s).enqueue(index) for s in servers))
 
     def wait_for_start(self, session: v1.Session, stop: Event, timeout_s: float) -> bool:
         """Wait until all workers are ready; one that was started again finds that they are.
@@ -97,33 +102,16 @@ class Barriers:
             time.sleep(POLL_S)
         return True
 
-    def wait_for_others(
-        self, session: v1.Session, global_step: tf.Variable, stop: Event, timeout_s: float
-    ) -> None:
-        """The chief waits until all other workers are done.
+    def take_done(self, session: v1.Session) -> set[int]:
+        """The workers that have said since the last call that they are done; for the chief.
 
         Args:
             session: A session without hooks.
-            global_step: As long as it rises, others are at work.
-            stop: Ends the wait.
-            timeout_s: How long to wait without a sign of life.
         """
-        others = self._workers - 1
-        seen, since = -1, time.monotonic()
-        while not stop.is_set():
-            done, step = session.run([self._done_count, global_step])
-            if done >= others:
-                return
-            if step != seen:
-                seen, since = step, time.monotonic()
-            if time.monotonic() - since > timeout_s:
-                log.warning(
-                    "%d of %d other workers did not finish, and the global step stands still for "
-                    "%.0f s: going on without them.",
-                    others - done, others, timeout_s,
-                )  # fmt: skip
-                return
-            time.sleep(POLL_S)
+        count = session.run(self._done_count)
+        if not count:
+            return set()
+        return set(session.run(self._taken, {self._taking: count}).tolist())
 
     def stop_servers(self, session: v1.Session) -> None:
         """The chief's last word, after which it closes its session."""
@@ -131,18 +119,20 @@ class Barriers:
 
 
 def serve(topology: Topology) -> None:
-    """Be a parameter server until the chief says that training is over.
+    """Be a server until the chief says that training is over.
 
     Raises:
         ClusterError: If the chief is gone without having said so, or never came.
     """
     server = v1.train.Server(
-        topology.cluster(), job_name="ps", task_index=topology.index, config=server_config()
+        topology.cluster(),
+        job_name=topology.job,
+        task_index=topology.index,
+        config=server_config(),
     )
-    own = f"/job:ps/task:{topology.index}"
+    own = f"/job:{topology.job}/task:{topology.index}"
     with tf.Graph().as_default():
-        stop = _queue(f"stop-{topology.index}", topology.index)
-        count = stop.size()
+        count = _queue(f"stop-{topology.process}", topology.process).size()
         config = server_config(device_filters=(own,))
         with v1.Session(server.target, config=config) as session:
             failure = _wait_for_stop(lambda: bool(session.run(count)), topology.workers[0])
@@ -160,7 +150,7 @@ def _wait_for_stop(stopped: Callable[[], bool], chief: str) -> str | None:
             watch.look()
             looked = time.monotonic()
         if watch.lost:
-            return f"{watch.describe(watch.lost)} is gone, so this parameter server ends."
+            return f"{watch.describe(watch.lost)} is gone, so this server ends."
         if time.monotonic() - began > START_TIMEOUT_S and not watch.seen("the chief, worker-0"):
             return (
                 f"The chief, worker-0 ({chief}), has not appeared within {START_TIMEOUT_S:.0f} s. "

@@ -1,8 +1,10 @@
 """A cluster of local processes: started together, watched, ended together; no TensorFlow.
 
 Every process gets the command line of this one and its place in ``TF_CONFIG``, as it would on a
-real cluster. A process that dies ends the run; so do SIGINT, SIGTERM and SIGHUP to the launcher.
-If the launcher itself is killed, the kernel ends its children (`lifetime.die_with_parent`).
+real cluster. A process that the others cannot do without ends the run when it dies: the chief, a
+parameter server, or any process that has not made a step yet. Another worker is lost, and the
+others go on. SIGINT, SIGTERM and SIGHUP to the launcher end the run. If the launcher itself is
+killed, the kernel ends its children (`lifetime.die_with_parent`).
 """
 
 import json
@@ -26,6 +28,7 @@ from deepinsight.trainer.errors import ClusterError
 from deepinsight.trainer.progress import EVENTS_VARIABLE, Reporter
 
 LAUNCH_VARIABLE = "DEEPINSIGHT_LAUNCHED_S"
+CHIEF = "worker-0"
 POLL_S = 0.1
 END_TIMEOUT_S = 20.0
 TAIL_LINES = 20
@@ -53,7 +56,13 @@ class Interrupted(Exception):  # noqa: N818 - it is a request, not an error
 
 
 def launch(
-    arguments: Sequence[str], run_dir: str, *, ps: int, workers: int, report: Reporter
+    arguments: Sequence[str],
+    run_dir: str,
+    *,
+    ps: int,
+    workers: int,
+    report: Reporter,
+    expendable: bool = True,
 ) -> None:
     """Run a cluster of local processes to its end.
 
@@ -63,9 +72,11 @@ def launch(
         ps: Number of parameter servers, >= 1.
         workers: Number of workers, >= 1.
         report: Takes the processes' events.
+        expendable: Whether the run goes on without a worker other than the chief that died.
 
     Raises:
-        ClusterError: If a process died; the message says which and shows the end of its log.
+        ClusterError: If a process died that the others need; the message says which and shows the
+            end of its log.
         Interrupted: If the launcher was told to stop. In either case no process is left.
     """
     logs = Path(run_dir) / "logs"
@@ -89,7 +100,7 @@ def launch(
                 )
             finally:
                 os.close(writing)
-            _watch(children, reading, report)
+            _Vigil(children, reading, report, expendable=expendable).keep()
         except Interrupted:
             word = signal.SIGTERM
             raise
@@ -156,43 +167,85 @@ def _start(
             children.append(_Child(name, job, process, log))
 
 
-def _watch(children: Sequence[_Child], reading: int, report: Reporter) -> None:
-    """Pass events on until every worker has ended well."""
-    rest = b""
-    stopped_s: float | None = None  # since when a parameter server has been told to stop
-    while True:
-        ended = [(child, child.process.poll()) for child in children]
-        over = all(status == 0 for child, status in ended if child.job == "worker")
-        readable, _, _ = select.select([reading], [], [], 0 if over else POLL_S)
-        if readable:
-            chunk = os.read(reading, 1 << 16)
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                report(json.loads(line))
-            if chunk:
+class _Vigil:
+    """Passes events on until the workers have ended."""
+
+    def __init__(
+        self, children: Sequence[_Child], reading: int, report: Reporter, *, expendable: bool
+    ) -> None:
+        self._children, self._reading, self._report = children, reading, report
+        self._expendable = expendable
+        self._rest = b""
+        self._began: set[str] = set()  # workers that have made a step
+        self._lost: set[str] = set()
+        self._stopped_s: float | None = None  # since when a server has been told to stop
+
+    def keep(self) -> None:
+        """Watch until all is over.
+
+        Raises:
+            ClusterError: If a process died that the others need, or one does not end.
+        """
+        while True:
+            ended = [(child, child.process.poll()) for child in self._children]
+            over = all(status is not None for child, status in ended if child.job == "worker")
+            readable, more = self._read(0 if over else POLL_S)
+            if more:
                 continue
+            self._mourn(ended)
+            if over or self._is_overdue(ended):
+                return
+            if readable:  # the end of the pipe: all children have ended, wait for their statuses
+                time.sleep(POLL_S)
+
+    def _read(self, wait_s: float) -> tuple[bool, bool]:
+        """Pass on what is there; whether something was, and whether more may come."""
+        readable, _, _ = select.select([self._reading], [], [], wait_s)
+        if not readable:
+            return False, False
+        chunk = os.read(self._reading, 1 << 16)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            if event["kind"] == "started":
+                self._began.add(event["process"])
+            self._report(event)
+        return True, bool(chunk)
+
+    def _mourn(self, ended: Sequence[tuple[_Child, int | None]]) -> None:
         for child, status in ended:
-            if status not in (None, 0):
+            if status in (None, 0) or child.name in self._lost:
+                continue
+            if not self._expendable or child.name not in self._began - {CHIEF}:
                 raise ClusterError(_obituary(child, status))
-        if over:
-            return
-        if any(status == 0 for child, status in ended if child.job == "ps"):
-            stopped_s = stopped_s or time.monotonic()
-            if time.monotonic() - stopped_s > END_TIMEOUT_S:
-                raise ClusterError(_overdue(ended))
-        if readable:  # the end of the pipe: all children have ended, wait for their statuses
-            time.sleep(POLL_S)
+            self._lost.add(child.name)
+            self._report({"kind": "lost", "process": child.name, "how": _death(status)})
+
+    def _is_overdue(self, ended: Sequence[tuple[_Child, int | None]]) -> bool:
+        """Whether the servers have stopped, and some worker has not for too long."""
+        if not any(status == 0 for child, status in ended if child.job == "ps"):
+            return False
+        self._stopped_s = self._stopped_s or time.monotonic()
+        if time.monotonic() - self._stopped_s < END_TIMEOUT_S:
+            return False
+        if not self._expendable or (CHIEF, 0) not in {(c.name, status) for c, status in ended}:
+            raise ClusterError(_overdue(ended))
+        return True
+
+
+def _death(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    how = f"was killed by {signal.Signals(-status).name}"
+    if status == -signal.SIGKILL:
+        how += " (by someone, or by the system for want of memory)"
+    return how
 
 
 def _obituary(child: _Child, status: int) -> str:
-    how = f"ended with status {status}"
-    if status < 0:
-        how = f"was killed by {signal.Signals(-status).name}"
-    if status == -signal.SIGKILL:
-        how += " (by someone, or by the system for want of memory)"
     tail = _tail(child.log)
     said = f" The end of {child.log}:\n\n{tail}" if tail else f" {child.log} says nothing of it."
-    return f"{child.name} {how}, so the run was ended.{said}"
+    return f"{child.name} {_death(status)}, so the run was ended.{said}"
 
 
 def _overdue(ended: Sequence[tuple[_Child, int | None]]) -> str:

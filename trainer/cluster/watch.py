@@ -1,10 +1,9 @@
 """Notices that a process that others depend on is gone; no TensorFlow.
 
-TensorFlow waits for a lost process for ever: a worker does not talk to the chief, a parameter
-server talks to nobody, and a synchronous round waits for the gradients of a dead worker. So
-addresses are asked for a connection now and then. One that has answered before and then does not
-for `LOST_AFTER_S` is lost; one that has never answered may still be starting (`START_TIMEOUT_S`
-bounds that).
+TensorFlow waits for a lost process for ever: a worker does not talk to the chief, and a parameter
+server talks to nobody. So addresses are asked for a connection now and then. One that has answered
+before and then does not for `LOST_AFTER_S` is lost; one that has never answered may still be
+starting (`START_TIMEOUT_S` bounds that).
 """
 
 import socket
@@ -100,25 +99,6 @@ def appear(address: str, others: Watch, names: Sequence[str], limit_s: float = 6
                     seen_all_s = time.monotonic()
 
 
-class Waiting:
-    """Since when the training thread has been inside a step."""
-
-    def __init__(self) -> None:
-        self._since_s: float | None = None
-
-    def __enter__(self) -> None:
-        self._since_s = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._since_s = None
-
-    @property
-    def seconds(self) -> float:
-        """Length of the step so far; 0 between steps."""
-        since_s = self._since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
-
-
 def watch_others(watch: Watch, stop: threading.Event, on_loss: Callable[[str], None]) -> None:
     """Have a thread look; when a process is lost, call `on_loss` with what to say, and end.
 
@@ -133,39 +113,6 @@ def watch_others(watch: Watch, stop: threading.Event, on_loss: Callable[[str], N
             watch.look()
             if watch.lost:
                 on_loss(f"{watch.describe(watch.lost)} is gone")
-                return
-
-    threading.Thread(target=run, name="watch", daemon=True).start()
-
-
-def watch_rounds(
-    watch: Watch,
-    waiting: Waiting,
-    stop: threading.Event,
-    timeout_s: float,
-    on_stall: Callable[[str], None],
-) -> None:
-    """Have a thread of the chief look for a synchronous round that does not end.
-
-    A round is given up when the chief has waited `timeout_s` for it, and already after
-    `LOST_AFTER_S` when a worker is lost. A worker that has left properly leaves no round open.
-
-    Args:
-        watch: The other workers.
-        waiting: Says how long the chief has waited.
-        stop: Ends the thread.
-        timeout_s: Longest wait for a round.
-        on_stall: Takes the message.
-    """
-
-    def run() -> None:
-        while not stop.wait(POLL_S):
-            watch.look()
-            waited_s = waiting.seconds
-            lost = watch.lost if waited_s > LOST_AFTER_S else []
-            if lost or waited_s > timeout_s:
-                who = f"{watch.describe(lost)} is gone, and" if lost else "No worker is lost, but"
-                on_stall(f"{who} no synchronous round has ended for {waited_s:.0f} s")
                 return
 
     threading.Thread(target=run, name="watch", daemon=True).start()

@@ -10,11 +10,23 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 FeatureGroups = dict[str, Any]
+
+
+class LayerTensors(NamedTuple):
+    """What goes into a dense layer and what comes out of it.
+
+    Attributes:
+        inputs: float32 ``[n, in]``.
+        outputs: ``inputs @ kernel + bias``, before the activation, float32 ``[n, out]``.
+    """
+
+    inputs: tf.Tensor
+    outputs: tf.Tensor
 
 
 class Model(ABC):
@@ -59,6 +71,7 @@ class Model(ABC):
         ids: tf.Tensor,
         dense: Mapping[str, tf.Tensor],
         looked_up: dict[str, tf.Tensor] | None = None,
+        layers: dict[str, LayerTensors] | None = None,
     ) -> tf.Tensor:
         """The forward pass.
 
@@ -67,6 +80,8 @@ class Model(ABC):
             dense: The values of `self.dense`, by the same names.
             looked_up: Takes, by name, the rows that were read of `self.tables`, ``[rows, width]``,
                 in the order of the rows of the table's gradient.
+            layers: Takes the tensors of each dense layer, by the prefix of its variables' names:
+                ``fc1`` has ``fc1/kernel`` and ``fc1/bias``.
 
         Returns:
             The logit of P(y = 1), float32 ``[n]``.
@@ -125,19 +140,25 @@ def create_tower(
             ("bias", [columns], initializers.zeros()),
         ):
             name = f"{layer}/{part}"
-            with tf.device(device if device and "job:ps" in device else None):
+            with tf.device(device if device and "job:ps" in device else ""):
                 variables[name] = create_variable(name, shape, initializer)
     return variables
 
 
 def tower_logits(
-    inputs: tf.Tensor, dense: Mapping[str, tf.Tensor], devices: Sequence[str | None]
+    inputs: tf.Tensor,
+    hidden: int,
+    dense: Mapping[str, tf.Tensor],
+    layers: dict[str, LayerTensors] | None = None,
 ) -> tf.Tensor:
-    """The tower's output ``[n]`` for inputs ``[n, inputs]``, with ReLU between the layers."""
-    values = inputs
-    for layer, device in zip(layer_names(len(devices) - 1), devices, strict=True):
-        with tf.device(device):
-            values = tf.matmul(values, dense[f"{layer}/kernel"]) + dense[f"{layer}/bias"]
-            if layer != "logits":
-                values = tf.nn.relu(values)
-    return tf.squeeze(values, axis=1)
+    """The tower's output ``[n]`` for inputs ``[n, inputs]``, with ReLU between the layers.
+
+    `layers` takes the tensors of each layer.
+    """
+    values, outputs = inputs, inputs
+    for layer in [*(f"fc{i + 1}" for i in range(hidden)), "logits"]:
+        outputs = tf.matmul(values, dense[f"{layer}/kernel"]) + dense[f"{layer}/bias"]
+        if layers is not None:
+            layers[layer] = LayerTensors(values, outputs)
+        values = tf.nn.relu(outputs)
+    return tf.squeeze(outputs, axis=1)

@@ -7,7 +7,7 @@ Rows of embedding tables are looked up, and their gradients expanded, on the ser
 does the former, `exchange_gradients` the latter).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,29 +59,52 @@ class Pulled(NamedTuple):
     snapshots: dict[str, tf.Tensor]
 
 
-def pull(variables: Mapping[str, tf.Variable]) -> Pulled:
-    """Read variables where they are and bring their values here.
+def pull(
+    variables: Mapping[str, tf.Variable], elsewhere: Mapping[str, str] | None = None
+) -> Pulled:
+    """Read variables where they are and bring their values to where they are needed.
 
     Args:
         variables: The variables by name.
+        elsewhere: The device that needs a variable, where that is not the device of the scope.
 
     Returns:
         What was read, under the control dependencies of the calling scope.
     """
     values: dict[str, tf.Tensor] = {}
     snapshots: dict[str, tf.Tensor] = {}
-    for device, names in by_device(variables).items():
+    for home, target, names in _routes(variables, elsewhere or {}):
         there = [variables[name] for name in names]
-        with tf.device(device):
+        with tf.device(home):
             read = [variable.read_value() for variable in there]
-            packed = _pack(read) if device and len(read) > 1 else None
+            packed = _pack(read) if len(read) > 1 and home not in ("", target) else None
         snapshots.update(zip(names, read, strict=True))
-        values.update(zip(names, read if packed is None else _unpack(packed, there), strict=True))
+        with tf.device(target):
+            brought = read if packed is None else _unpack(packed, there)
+        values.update(zip(names, brought, strict=True))
     return Pulled({name: values[name] for name in variables}, snapshots)
 
 
+def _routes(
+    variables: Mapping[str, tf.Variable], elsewhere: Mapping[str, str]
+) -> Iterator[tuple[str, str, list[str]]]:
+    """The variables that travel together: their device, the device that needs them, names.
+
+    The device of the scope is "".
+    """
+    for home, names in by_device(variables).items():
+        targets = dict.fromkeys(elsewhere.get(name, "") for name in names)
+        for target in targets:
+            yield home, target, [name for name in names if elsewhere.get(name, "") == target]
+
+
 def exchange_gradients(
-    loss: tf.Tensor, model: Model, pulled: Mapping[str, tf.Tensor], *, sum_rows: bool = True
+    loss: tf.Tensor,
+    model: Model,
+    pulled: Mapping[str, tf.Tensor],
+    *,
+    sum_rows: bool = True,
+    stay: bool = False,
 ) -> list[GradientAndVariable]:
     """Compute the gradients here and bring them to the devices of their variables.
 
@@ -91,6 +114,7 @@ def exchange_gradients(
         pulled: `Pulled.values` of `model.dense`, used in the forward pass.
         sum_rows: Give sparse gradients sorted, unique indices (TensorFlow's sparse accumulators
             rely on it); else they have a row for each row that was looked up.
+        stay: Leave the gradients of dense variables where they were computed.
 
     Returns:
         (gradient, variable) pairs, each gradient on its variable's device.
@@ -100,14 +124,14 @@ def exchange_gradients(
     # Colocation keeps the gradient of a lookup on the server that did the lookup.
     gradients = v1.gradients(loss, sources + handles, colocate_gradients_with_ops=True)
     dense = dict(zip(model.dense, gradients, strict=False))
-    pairs: dict[str, tf.Tensor | tf.IndexedSlices] = {}
-    for device, names in by_device(model.dense).items():
-        there = [model.dense[name] for name in names]
+    pairs: dict[str, tf.Tensor | tf.IndexedSlices] = dict(dense) if stay else {}
+    for home, target, names in () if stay else _routes(model.dense, model.elsewhere):
         mine = [dense[name] for name in names]
-        if device and len(mine) > 1:
-            packed = _pack(mine)
-            with tf.device(device):
-                mine = _unpack(packed, there)
+        if len(mine) > 1 and home not in ("", target):
+            with tf.device(target):
+                packed = _pack(mine)
+            with tf.device(home):
+                mine = _unpack(packed, [model.dense[name] for name in names])
         pairs.update(zip(names, mine, strict=True))
     for (name, table), gradient in zip(
         model.tables.items(), gradients[len(sources) :], strict=True
