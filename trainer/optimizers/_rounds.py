@@ -91,12 +91,15 @@ class Rounds:
         members: Whom a round waits for.
         worker: Index of this worker.
         global_step: Rises by one per round.
+        join: As `receive`, for the values that a worker begins with; None: `receive`.
         after_push: Makes an op on the worker that runs when the values have been read.
         keep_mean: Whether to keep the means on the servers for `receive`.
+        more: Variables of the caller that belong to one launch as well; see `launch_variable`.
         name: Prefix of the names of variables and accumulators.
 
     Attributes:
         start_op: The chief runs it once per launch, after variables were initialised or restored.
+        leave_op: A worker runs it when it takes part no more.
         variables: Variables that belong to one launch; they are in no collection.
         waited_s: float64 scalar for `receive`: seconds that this worker has waited.
         round: The round this worker is in; None before `begin`.
@@ -112,8 +115,10 @@ class Rounds:
         members: Members,
         worker: int,
         global_step: tf.Variable,
+        join: Receive | None = None,
         after_push: Callable[[], tf.Operation] | None = None,
         keep_mean: bool = False,
+        more: Sequence[tf.Variable] = (),
         name: str = "rounds",
     ) -> None:
         if not 0 <= worker < members.workers:
@@ -123,13 +128,14 @@ class Rounds:
         self._targets, self._members, self._worker = list(targets), members, worker
         self._global_step, self._home = global_step, global_step.device
         self._groups = group_variables(self._targets)
+        self._more = list(more)
         self.round: int | None = None
         self._beat_s = time.monotonic()
         with tf.device(self._home):
-            self._round = _launch_variable(f"{name}/round", [])
-            self._lock = _launch_variable(f"{name}/lock", [])
-            self._takeovers = _launch_variable(f"{name}/takeovers", [])
-            self._arrived = _launch_variable(f"{name}/arrived", [members.workers])
+            self._round = launch_variable(f"{name}/round", [])
+            self._lock = launch_variable(f"{name}/lock", [])
+            self._takeovers = launch_variable(f"{name}/takeovers", [])
+            self._arrived = launch_variable(f"{name}/arrived", [members.workers])
         self._accumulators, self._means = [], []
         for number, group in enumerate(self._groups):
             with tf.device(group.device):
@@ -140,7 +146,7 @@ class Rounds:
                     )
                 )
                 if keep_mean:
-                    kept = _launch_variable(f"{name}/mean_{number}", [group.size], dtype)
+                    kept = launch_variable(f"{name}/mean_{number}", [group.size], dtype)
                     self._means.append(kept)
         self._expected = v1.placeholder(tf.int64, [], f"{name}/expected")
         self.waited_s = v1.placeholder_with_default(tf.constant(0.0, tf.float64), [])
@@ -148,15 +154,16 @@ class Rounds:
         self._look = self._make_look()
         self._push = self._make_push(values, after_push)
         self._make_finish(finish)
-        self._pull = self.make_pull(receive)
+        self._pull = self._make_pull(receive)
+        self._join = self._make_pull(join) if join is not None else self._pull
         self._beat = members.arrive(worker)
+        self.leave_op = members.leave(worker)
 
     @property
     def variables(self) -> list[tf.Variable]:
         """Variables that belong to one launch: set by `start_op`, in no checkpoint."""
-        return [self._round, self._lock, self._takeovers, self._arrived, *self._means]
-
-    # Building.
+        scalars = [self._round, self._lock, self._takeovers]
+        return [*scalars, self._arrived, *self._means, *self._more]
 
     def _make_start(self) -> tf.Operation:
         with tf.device(self._home):
@@ -247,15 +254,8 @@ class Rounds:
             with tf.control_dependencies([advanced]):
                 return self._lock.assign(0, read_value=False)
 
-    def make_pull(self, receive: Receive) -> tf.Tensor:
-        """A pull with a `receive` of its own.
-
-        Args:
-            receive: As in the class.
-
-        Returns:
-            int64 scalar: the round, read before the values, once they have been taken over.
-        """
+    def _make_pull(self, receive: Receive) -> tf.Tensor:
+        """The round, read before the values, once they have been taken over."""
         with tf.device(self._home):
             now = self._round.read_value()
             with tf.control_dependencies([now]):
@@ -267,20 +267,16 @@ class Rounds:
                 with tf.device(group.device):
                     mean = kept.read_value()
                 means.update(unpack_group(group, mean, self._targets))
-        received = receive(values, [means[place] for place in range(len(means))])
+        with tf.control_dependencies([now]):
+            received = receive(values, [means[place] for place in range(len(means))])
         with tf.control_dependencies([*received, arrived]):
             return tf.identity(now)
 
-    # Running.
-
-    def begin(
-        self, session: v1.Session, pull: tf.Tensor, *, starts: bool, patience: Patience
-    ) -> None:
+    def begin(self, session: v1.Session, *, starts: bool, patience: Patience) -> None:
         """Take part from now on, beginning with the global values.
 
         Args:
             session: A session without hooks.
-            pull: `make_pull` of what takes the first values over.
             starts: Whether to begin a launch; the others wait for that.
             patience: Its `stop` ends the waiting.
 
@@ -298,7 +294,7 @@ class Rounds:
                     "The chief must begin the rounds. Received: nothing from it; give every "
                     "worker's session the optimizer's hook, with is_chief=True on one of them."
                 )
-        self._joined(session.run(pull))
+        self._joined(session.run(self._join))
 
     def exchange(self, session: v1.Session, patience: Patience) -> Outcome:
         """Push, wait for the end of the round, and pull.
@@ -403,7 +399,8 @@ def _take_flag(accumulator: v1.ConditionalAccumulator) -> Callable[[], tf.Tensor
     return take
 
 
-def _launch_variable(name: str, shape: Sequence[int], dtype: tf.DType = tf.int64) -> tf.Variable:
+def launch_variable(name: str, shape: Sequence[int], dtype: tf.DType = tf.int64) -> tf.Variable:
+    """A variable of zeros, in no collection: `Rounds.start_op` initialises it."""
     return v1.get_variable(
         name,
         shape,
