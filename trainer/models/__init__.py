@@ -1,13 +1,13 @@
 """The models; `create_model` makes the variables of the one that the options name."""
 
 from deepinsight.trainer.data.base import DataSet
-from deepinsight.trainer.models.base import Model
+from deepinsight.trainer.models.base import LayerTensors, Model
 from deepinsight.trainer.models.dense import Dense, column_slices
 from deepinsight.trainer.models.wide_deep import WideDeep
 from deepinsight.trainer.options import Options
 from deepinsight.trainer.placement import device_of, parse_placement
 
-__all__ = ["Dense", "Model", "WideDeep", "column_slices", "create_model"]
+__all__ = ["Dense", "LayerTensors", "Model", "WideDeep", "column_slices", "create_model"]
 
 
 def create_model(options: Options, data: DataSet) -> Model:

@@ -147,8 +147,8 @@ def create_tower(
 
 def tower_logits(
     inputs: tf.Tensor,
-    hidden: int,
     dense: Mapping[str, tf.Tensor],
+    devices: Sequence[str | None],
     layers: dict[str, LayerTensors] | None = None,
 ) -> tf.Tensor:
     """The tower's output ``[n]`` for inputs ``[n, inputs]``, with ReLU between the layers.
@@ -156,9 +156,11 @@ def tower_logits(
     `layers` takes the tensors of each layer.
     """
     values, outputs = inputs, inputs
-    for layer in [*(f"fc{i + 1}" for i in range(hidden)), "logits"]:
-        outputs = tf.matmul(values, dense[f"{layer}/kernel"]) + dense[f"{layer}/bias"]
-        if layers is not None:
-            layers[layer] = LayerTensors(values, outputs)
-        values = tf.nn.relu(outputs)
+    for layer, device in zip(layer_names(len(devices) - 1), devices, strict=True):
+        with tf.device(device):
+            outputs = tf.matmul(values, dense[f"{layer}/kernel"]) + dense[f"{layer}/bias"]
+            if layers is not None:
+                layers[layer] = LayerTensors(values, outputs)
+            if layer != "logits":
+                values = tf.nn.relu(outputs)
     return tf.squeeze(outputs, axis=1)

@@ -16,6 +16,7 @@ from deepinsight.trainer.errors import OptionError
 from deepinsight.trainer.models.base import (
     FeatureGroups,
     Initializers,
+    LayerTensors,
     Model,
     create_tower,
     tower_logits,
@@ -52,9 +53,10 @@ class Dense(Model):
         ids: tf.Tensor,
         dense: Mapping[str, tf.Tensor],
         looked_up: dict[str, tf.Tensor] | None = None,
+        layers: dict[str, LayerTensors] | None = None,
     ) -> tf.Tensor:
         """See `Model.logits`."""
-        return tower_logits(self._encode(ids), dense, self.devices)
+        return tower_logits(self._encode(ids), dense, self.devices, layers)
 
     def _encode(self, ids: tf.Tensor) -> tf.Tensor:
         """The 0/1 inputs, float32 ``[n, input_width]``."""

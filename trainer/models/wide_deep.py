@@ -18,6 +18,7 @@ from deepinsight.trainer.devices import by_device
 from deepinsight.trainer.models.base import (
     FeatureGroups,
     Initializers,
+    LayerTensors,
     Model,
     create_tower,
     create_variable,
@@ -68,12 +69,14 @@ class WideDeep(Model):
         ids: tf.Tensor,
         dense: Mapping[str, tf.Tensor],
         looked_up: dict[str, tf.Tensor] | None = None,
+        layers: dict[str, LayerTensors] | None = None,
     ) -> tf.Tensor:
         """See `Model.logits`."""
         sums = self._group_sums(ids, {} if looked_up is None else looked_up)
         embedded = tf.concat([sums[f"embedding/{g.name}"] for g in self._groups], axis=1)
         wide = tf.add_n([sums[f"wide/{g.name}"] for g in self._groups])
-        return tower_logits(embedded, dense, self.devices) + tf.squeeze(wide, axis=1)
+        tower = tower_logits(embedded, dense, self.devices, layers)
+        return tower + tf.squeeze(wide, axis=1)
 
     def _group_sums(self, ids: tf.Tensor, looked_up: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Per table the sum of its rows over the group's slots, ``[n, width]``."""
