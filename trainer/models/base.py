@@ -157,7 +157,7 @@ def tower_logits(
     """
     values, outputs = inputs, inputs
     for layer, device in zip(layer_names(len(devices) - 1), devices, strict=True):
-        with tf.device(device):
+        with tf.device(device or ""):
             outputs = tf.matmul(values, dense[f"{layer}/kernel"]) + dense[f"{layer}/bias"]
             if layers is not None:
                 layers[layer] = LayerTensors(values, outputs)
