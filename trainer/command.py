@@ -408,7 +408,7 @@ def _notices_to(log: Path) -> Iterator[None]:
 def _run_task(options: Options, topology: Topology) -> int:
     """Take one place in a cluster; returns the exit status."""
     _quiet()
-    if topology.job == "ps":
+    if topology.job == "ps" or (options.replication == "in-graph" and not topology.is_chief):
         barriers = _import("deepinsight.trainer.cluster.barriers")
         _prepare(options)  # a server runs the ops of its variables
         barriers.serve(topology)

@@ -286,11 +286,20 @@ class Options:
         ``step * batch_size``, and that times `workers` where every worker computes a batch for
         each step, or times the gradients of an update of softsync.
         """
-        return step * self.batch_size * self.batches_per_step
+        return step * self.samples_per_step
 
     @property
-    def batches_per_step(self) -> int:
-        """How many batches all workers together compute for a step."""
+    def samples_per_push(self) -> int:
+        """How many examples a training process computes at a time."""
+        return self.samples_per_step if self.replication == "in-graph" else self.batch_size
+
+    @property
+    def samples_per_step(self) -> int:
+        """How many examples all workers together compute for a step."""
+        return self.batch_size * self._batches_per_step
+
+    @property
+    def _batches_per_step(self) -> int:
         if uses_workers(self.placement):
             return 1  # one replica, spread over the workers
         if self.synchronization in TOGETHER:
@@ -302,8 +311,8 @@ class Options:
         values = dataclasses.asdict(self)
         for name in ("run_dir", "resume"):
             del values[name]
-        samples = self.batch_size * self.batches_per_step
-        return {**values, "hidden": list(self.hidden), "samples_per_step": samples}
+        more = {"hidden": list(self.hidden), "samples_per_step": self.samples_per_step}
+        return {**values, **more}
 
     @staticmethod
     def taken_over(given: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def create_hook(
         process=process,
         config={**options.config(), "data_facts": data.facts()} if is_chief else None,
         feature_groups=graph.model.feature_groups() if is_chief else None,
-        batch_size=options.batch_size,
+        batch_size=options.samples_per_push,
     )
 
 

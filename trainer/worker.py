@@ -24,6 +24,7 @@ from deepinsight.trainer.options import Options, checkpoint_dir, has_checkpoint
 from deepinsight.trainer.progress import Reporter
 from deepinsight.trainer.sessions import create_session, restored_step
 from deepinsight.trainer.synchronization import ALONE
+from deepinsight.trainer.towers import build_towers
 from deepinsight.trainer.tracing import create_hook
 
 v1 = tf.compat.v1
@@ -65,6 +66,7 @@ class Worker:
         self._report, self._termination = report, termination
         self._launched_s, self._import_s = launched_s, import_s
         self._chief = topology is None or topology.is_chief
+        self._in_graph = options.replication == "in-graph"
         self._process = topology.process if topology else "main"
         self._replica = Replica(
             topology.index if topology else 0,
@@ -89,15 +91,22 @@ class Worker:
         target, filters = self._start_server()
         patience = Patience(self._options.barrier_timeout, self._termination.requested)
         with tf.Graph().as_default():
-            graph = build_graph(self._options, self._data, self._replica, patience)
-            barriers = Barriers(self._topology) if self._topology else None
+            graph = self._build(patience)
+            barriers = None
+            if self._topology is not None:
+                barriers = Barriers(self._topology, serving=self._in_graph)
             hook = create_hook(graph, self._options, self._data, self._process, self._chief)
-            if barriers is not None and self._chief:
+            if barriers is not None and self._chief and not self._in_graph:
                 self._attendance = Attendance(
                     self._topology, barriers, graph.push.members, self._report_loss
                 )
             with self._watched(), self._trace_of_failures(hook):
                 self._run(graph, barriers, hook, target, filters)
+
+    def _build(self, patience: Patience) -> TrainingGraph:
+        if self._in_graph:
+            return build_towers(self._options, self._data, self._replica)
+        return build_graph(self._options, self._data, self._replica, patience)
 
     def _run(
         self,
@@ -137,11 +146,8 @@ class Worker:
         """Notice meanwhile that a parameter server, or for the others the chief, is gone."""
         topology = self._topology
         if topology is not None:
-            others = {f"ps-{k}": address for k, address in enumerate(topology.ps)}
-            if not self._chief:
-                others["the chief, worker-0"] = topology.workers[0]
             watch_others(
-                Watch(others),
+                Watch(self._needed(topology)),
                 self._over,
                 lambda what: self._termination.fail(f"{what}. {self._remedy()}"),
             )
@@ -149,6 +155,15 @@ class Worker:
             yield
         finally:
             self._over.set()
+
+    def _needed(self, topology: Topology) -> dict[str, str]:
+        """The processes that this one cannot do without, and their addresses."""
+        needed = {f"ps-{k}": address for k, address in enumerate(topology.ps)}
+        if not self._chief:
+            needed["the chief, worker-0"] = topology.workers[0]
+        elif self._in_graph:
+            needed |= {f"worker-{k}": a for k, a in enumerate(topology.workers) if k}
+        return needed
 
     @contextmanager
     def _trace_of_failures(self, hook: TraceHook) -> Iterator[None]:
@@ -169,7 +184,7 @@ class Worker:
             topology = self._topology
             if topology is None:
                 raise
-            servers = Watch({f"ps-{k}": address for k, address in enumerate(topology.ps)})
+            servers = Watch(self._needed(topology))
             silent = servers.silent()
             what = (
                 f"{servers.describe(silent)} is gone"
@@ -219,6 +234,9 @@ class Worker:
             task_index=topology.index,
             config=server_config(),
         )
+        if self._in_graph:
+            wait_for_servers((*topology.ps, *topology.workers[1:]))
+            return server.target, ()
         wait_for_servers(topology.ps)
         # Without filters a session waits for every worker of the cluster.
         return server.target, ("/job:ps", f"/job:worker/task:{topology.index}")
@@ -226,8 +244,8 @@ class Worker:
     def _batches(self, start: int) -> Iterator[Batch]:
         return self._data.batches(
             worker=self._replica.index,
-            workers=self._replica.workers,
-            batch_size=self._options.batch_size,
+            workers=1 if self._in_graph else self._replica.workers,
+            batch_size=self._options.samples_per_push,
             seed=self._options.seed,
             epochs=self._options.epochs,
             position=self._options.examples(start),
