@@ -143,7 +143,7 @@ class UpdateCounts:
 
 
 def updating(variable: tf.Variable, ops: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """The ops among `ops` that write to a resource variable.
+    """The ops among `ops` that write to a resource variable, in a branch of a `tf.cond` too.
 
     Raises:
         ValueError: If there is none: its update could not be counted.
@@ -152,8 +152,7 @@ def updating(variable: tf.Variable, ops: Sequence[tf.Operation]) -> list[tf.Oper
     found = [
         op
         for op in ops
-        if op.type.startswith(writes)
-        and any(t is _handle_in(op.graph, variable) for t in op.inputs)
+        if op.type.startswith(writes) and any(_source(t) is variable.handle for t in op.inputs)
     ]
     if not found:
         raise ValueError(
@@ -164,12 +163,18 @@ def updating(variable: tf.Variable, ops: Sequence[tf.Operation]) -> list[tf.Oper
     return found
 
 
-def _handle_in(graph: tf.Graph, variable: tf.Variable) -> tf.Tensor:
-    """A variable's handle by the name that the ops of a graph, or of a branch, have for it."""
-    for outside, inside in getattr(graph, "captures", ()):
-        if outside is variable.handle:
-            return inside
-    return variable.handle
+def _source(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor that a branch of a `tf.cond` has from outside; any other one itself."""
+    while True:
+        if tensor.op.type == "Switch":
+            tensor = tensor.op.inputs[0]
+        elif tensor.op.type == "Placeholder" and hasattr(tensor.graph, "captures"):
+            outside = [outer for outer, inner in tensor.graph.captures if inner is tensor]
+            if not outside:
+                return tensor
+            (tensor,) = outside
+        else:
+            return tensor
 
 
 def _fetch_and_add(counter: tf.Variable) -> tf.Tensor:

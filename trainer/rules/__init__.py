@@ -61,8 +61,14 @@ from deepinsight.trainer.rules.sparse_boosted import (
     sparse_boosted_gradient_descent_step,
     sparse_boosted_momentum_step,
 )
+from deepinsight.trainer.rules.staleness_bounds import (
+    accepts_gradient,
+    clock_lead,
+    joined_clock,
+)
 
 __all__ = [
+    "accepts_gradient",
     "accumulate_for_compression",
     "accumulated_mean",
     "adagrad_step",
@@ -76,11 +82,13 @@ __all__ = [
     "boosted_gradient_descent_step",
     "boosted_momentum_step",
     "clip_local_gradient",
+    "clock_lead",
     "delay_compensated_step",
     "elastic_exchange",
     "fisher_step_scale",
     "gradient_descent_step",
     "invert_covariances",
+    "joined_clock",
     "lars_step",
     "momentum_step",
     "precondition",
