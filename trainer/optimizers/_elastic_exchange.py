@@ -1,0 +1,150 @@
+"""The exchange of a worker with the centre, as ops: one message each way and server."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from deepinsight.trainer import kernels
+from deepinsight.trainer.optimizers._apply import compute_dtype
+from deepinsight.trainer.optimizers._elastic_bytes import carry
+from deepinsight.trainer.optimizers.versions import NO_LIMIT
+
+v1 = tf.compat.v1
+LARGE = 2**20  # bytes from which a variable travels alone: copying it would cost more
+
+
+class Tie(NamedTuple):
+    """A worker's variable and the centre that it is tied to.
+
+    Attributes:
+        local: The worker's variable.
+        center: The centre, on a parameter server or here.
+        known: The worker's copy of the centre, or None.
+        ahead: How far the variable is ahead of the worker's weights, in its shape, or None.
+    """
+
+    local: tf.Variable
+    center: tf.Variable
+    known: tf.Variable | None = None
+    ahead: tf.Tensor | None = None
+
+    def weights(self) -> tf.Tensor:
+        """The worker's weights: the variable, without its look-ahead."""
+        value = self.local.read_value()
+        return value if self.ahead is None else value - self.ahead
+
+    def set_weights(self, weights: tf.Tensor) -> tf.Operation:
+        """Set the worker's weights; the variable stays as far ahead of them as it is."""
+        value = weights if self.ahead is None else weights + self.ahead
+        return self.local.assign(value, read_value=False)
+
+
+class Exchange(NamedTuple):
+    """One exchange.
+
+    Attributes:
+        op: Makes it.
+        distance: Norm of the distance between worker and centre before it, float64 scalar.
+        step: The global step after it, int64 scalar; None without a global step.
+    """
+
+    op: tf.Operation
+    distance: tf.Tensor
+    step: tf.Tensor | None
+
+
+def by_devices(ties: Sequence[Tie]) -> dict[tuple[str, str], list[Tie]]:
+    """The ties of each pair of devices, the centre's first."""
+    groups: dict[tuple[str, str], list[Tie]] = {}
+    for tie in ties:
+        groups.setdefault((tie.center.device, tie.local.device), []).append(tie)
+    return groups
+
+
+def exchange(ties: Sequence[Tie], moving_rate: float, global_step: tf.Variable | None) -> Exchange:
+    """Exchange with the centre as it is, whoever else does.
+
+    Args:
+        ties: The worker's variables and their centres.
+        moving_rate: Share of the distance by which both sides move, in [0, 1].
+        global_step: Raised by one; None: nothing is counted.
+
+    Returns:
+        The exchange. Each centre moves, and the worker learns by how much, under one lock.
+    """
+    done: list[tf.Operation | tf.Tensor] = []
+    squares: list[tf.Tensor] = []
+    step = None
+    for (there, here), mine in by_devices(ties).items():
+        with tf.device(here):
+            sent = [tie.weights() for tie in mine]
+        counted = step is None and global_step is not None and global_step.device == there
+        with tf.device(there):
+            reply = _pull(mine, carry(sent, there, limit=LARGE), moving_rate)
+            if counted:
+                with tf.control_dependencies(reply):
+                    reply.append(raise_step(global_step))
+        arrived = carry(reply, here, limit=LARGE)
+        if counted:
+            step = arrived.pop()
+        squares.append(arrived.pop())
+        done += _take(mine, arrived)
+    if global_step is not None and step is None:
+        with tf.control_dependencies(done), tf.device(global_step.device):
+            step = raise_step(global_step)
+    with tf.device(ties[0].local.device):
+        distance = tf.sqrt(tf.add_n(squares))
+        return Exchange(tf.group(*done, *([] if step is None else [step])), distance, step)
+
+
+def _pull(ties: Sequence[Tie], weights: Sequence[tf.Tensor], moving_rate: float) -> list[tf.Tensor]:
+    """On the server: the new weights, the centres that the worker keeps, the squared distance."""
+    ops = kernels.ops()
+    pulled, squares = [], []
+    for tie, value in zip(ties, weights, strict=True):
+        rate = tf.constant(moving_rate, compute_dtype(value.dtype))
+        moved, statistics = ops.resource_apply_elastic_pull(tie.center.handle, rate, value)
+        pulled.append(moved)
+        squares.append(tf.square(statistics[0]))
+    with tf.control_dependencies(pulled):
+        centers = [tie.center.read_value() for tie in ties if tie.known is not None]
+    return [*pulled, *centers, tf.add_n(squares)]
+
+
+def _take(ties: Sequence[Tie], arrived: Sequence[tf.Tensor]) -> list[tf.Operation]:
+    """On the worker: keep what the server replied."""
+    known = [tie.known for tie in ties if tie.known is not None]
+    weights, centers = arrived[: len(ties)], arrived[len(ties) :]
+    done = [tie.set_weights(value) for tie, value in zip(ties, weights, strict=True)]
+    done += [
+        copy.assign(value, read_value=False) for copy, value in zip(known, centers, strict=True)
+    ]
+    return done
+
+
+def raise_step(global_step: tf.Variable) -> tf.Tensor:
+    """Raise a global step by one, under the scope's control dependencies; its new value, int64."""
+    dtype = global_step.dtype.base_dtype
+    if not hasattr(global_step, "handle"):
+        return tf.cast(v1.assign_add(global_step, tf.ones([], dtype)), tf.int64)
+    before = tf.raw_ops.ResourceCountUpTo(
+        resource=global_step.handle, limit=min(NO_LIMIT, dtype.max), T=dtype
+    )
+    return tf.cast(before, tf.int64) + 1
+
+
+def fetch_centers(ties: Sequence[Tie]) -> list[tf.Operation]:
+    """Set the worker's weights, and its copies, to the centre: the worker begins there."""
+    done = []
+    for (there, here), mine in by_devices(ties).items():
+        with tf.device(there):
+            read = [tie.center.read_value() for tie in mine]
+        with tf.device(here):
+            for tie, value in zip(mine, carry(read, here, limit=LARGE), strict=True):
+                done += [
+                    copy.assign(value, read_value=False)
+                    for copy in (tie.local, tie.known)
+                    if copy is not None
+                ]
+    return done

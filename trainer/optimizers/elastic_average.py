@@ -1,0 +1,463 @@
+"""Elastic averaging: workers train alone, each tied to a common centre (EASGD, EAMSGD)."""
+
+import math
+import numbers
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from deepinsight.trainer.cluster.members import Members, Patience
+from deepinsight.trainer.optimizers._elastic_exchange import Tie, exchange, fetch_centers
+from deepinsight.trainer.optimizers._elastic_getter import ElasticAverageCustomGetter
+from deepinsight.trainer.optimizers._elastic_hook import ExchangeHook
+from deepinsight.trainer.optimizers._elastic_state import (
+    NAN,
+    OwnState,
+    add_penalty,
+    is_nesterov,
+    keep_local,
+    keep_look_ahead,
+    learning_rate_of,
+    offer,
+    with_look_ahead,
+)
+from deepinsight.trainer.optimizers._local_copies import (
+    GLOBAL_VARIABLE_NAME,
+    LocalCopiesGetter,
+    VariableMap,
+    check_copies,
+)
+from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+
+__all__ = [
+    "GLOBAL_VARIABLE_NAME",
+    "LOCAL_VARIABLE_NAME",
+    "ElasticAverageCustomGetter",
+    "ElasticAverageOptimizer",
+]
+
+#: Name scope of a worker's copies of the centre, where it has any.
+LOCAL_VARIABLE_NAME = "local_center_variable"
+PATIENCE = Patience()
+v1 = tf.compat.v1
+
+
+class ElasticAverageOptimizer(v1.train.Optimizer):
+    r"""Let a worker train its own variables, and tie them to a centre by an elastic force.
+
+    A worker applies `opt` to variables of its own, at no cost in messages. After every
+    `communication_period` of its steps its weights x and the centre c, which the parameter servers
+    hold, exchange:
+
+    .. math::
+
+        d = x - c; \qquad x \leftarrow x - \alpha d; \qquad c \leftarrow c + \alpha d
+
+    and the global step, which counts exchanges, rises by one. The exchange is made by the session
+    hook, after the step; without the hook there is none.
+
+    Asynchronous: each worker exchanges when it is there, with the centre as it is then. The servers
+    move the centre and tell the worker the same d under one lock, per variable.
+
+    Synchronous: rounds. All live workers take d from the same centre, then
+    :math:`c \leftarrow c + \alpha \sum d`; a worker that is too late for a round leaves weights and
+    centre as they are. Workers that do not move for `patience.timeout_s` are left behind; they are
+    members again when they come back.
+
+    The penalty :math:`\frac\rho2 \|x - c\|^2` adds :math:`\rho (x - c)` to each gradient, with the
+    centre of the worker's last exchange; a sparse gradient becomes dense by it. It belongs to the
+    synchronous form.
+
+    With ``MomentumOptimizer(…, use_nesterov=True)`` this is EAMSGD:
+
+    .. math::  v \leftarrow \delta v - \eta \nabla f(x + \delta v); \qquad x \leftarrow x + v
+
+    TensorFlow's variable then holds the look-ahead :math:`x + \delta v`, where gradients are taken;
+    what is exchanged is x. The paper takes :math:`\delta` = 0.99.
+
+    Variables that `opt` makes become local variables: every worker has its own and initialises
+    them itself. The hook sets every worker's weights to the centre when its session is created,
+    also after a restart. It records ``sync/distance_to_center`` (norm of d over all variables at
+    the last exchange), ``sync/rounds`` (exchanges of this worker) and, synchronous,
+    ``sync/wait_time`` and ``sync/live_workers``.
+
+    Args:
+        opt: The optimizer of the worker's own variables.
+        num_worker: M, number of workers, >= 1.
+        ea_custom_getter: The getter with which the model's variables are made.
+        communication_period: :math:`\tau`, own steps between exchanges, >= 1.
+        moving_rate: :math:`\alpha` in [0, 1]; None: 0.9 / communication_period / num_worker.
+        rho: :math:`\rho` >= 0. None: synchronous :math:`\alpha/\eta` with the learning rate of
+            `opt`, else 0. (TensorFlow 1.15 took :math:`\alpha/\eta` always, and advised 0 for the
+            asynchronous form.)
+        use_locking: Kept for TensorFlow 1.15: an exchange always locks the centre.
+        synchronous: Whether workers exchange in rounds.
+        name: Name of the optimizer.
+        patience: How long a round waits for workers that do not move.
+
+    Attributes:
+        global_variables: The centre of each worker's variable.
+        local_step: Own steps of this worker; int64, on the worker.
+        members: Whom rounds wait for; None if not synchronous or not yet built.
+
+    Raises:
+        ValueError: If an argument is out of range, or the getter has made no variable.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     getter = ElasticAverageCustomGetter(worker_device="/device:CPU:0")
+        ...     with tf.compat.v1.variable_scope("", custom_getter=getter):
+        ...         w = tf.compat.v1.get_variable("w", initializer=[8.0])
+        ...     step = tf.compat.v1.train.get_or_create_global_step()
+        ...     base = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        ...     optimizer = ElasticAverageOptimizer(
+        ...         base, 1, getter, communication_period=2, moving_rate=0.25
+        ...     )
+        ...     train_op = optimizer.minimize(-2 * w[0], step)
+        ...     hook = optimizer.make_session_run_hook(is_chief=True, task_index=0)
+        ...     with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+        ...         for _ in range(2):
+        ...             _ = session.run(train_op)
+        ...         print(*session.run([w, optimizer.global_variables[w], step]))
+        [11.] [9.] 1
+
+    References:
+        Zhang, Choromanska, LeCun, 2015, Deep learning with Elastic Averaging SGD. NeurIPS.
+        arXiv:1412.6651.
+    """
+
+    #: :math:`\beta` of the paper: what M workers take of the distance per own step.
+    BETA = 0.9
+
+    def __init__(
+        self,
+        opt: v1.train.Optimizer,
+        num_worker: int,
+        ea_custom_getter: ElasticAverageCustomGetter,
+        communication_period: int = 10,
+        moving_rate: float | None = None,
+        rho: Any = None,
+        use_locking: bool = True,
+        synchronous: bool = False,
+        name: str = "ElasticAverageOptimizer",
+        *,
+        patience: Patience = PATIENCE,
+    ) -> None:
+        super().__init__(use_locking, name)
+        if not isinstance(opt, v1.train.Optimizer):
+            raise ValueError(
+                "`opt` must be a tf.compat.v1.train.Optimizer. "
+                f"Received: {type(opt).__module__}.{type(opt).__qualname__}."
+            )
+        if not isinstance(ea_custom_getter, LocalCopiesGetter):
+            raise ValueError(
+                "`ea_custom_getter` must be the ElasticAverageCustomGetter with which the model's "
+                f"variables were made. Received: {ea_custom_getter!r}."
+            )
+        self._opt, self._getter = opt, ea_custom_getter
+        self._num_worker = _whole("num_worker", num_worker)
+        self._period = _whole("communication_period", communication_period)
+        if moving_rate is None:
+            moving_rate = self.BETA / self._period / self._num_worker
+        self._moving_rate = _number("moving_rate", moving_rate, 1.0)
+        if rho is None:
+            rho = self._moving_rate / learning_rate_of(opt) if synchronous else 0.0
+        self._rho = rho if tf.is_tensor(rho) else _number("rho", rho, math.inf)
+        self._synchronous, self._patience = bool(synchronous), patience
+        self._state = OwnState(ea_custom_getter.worker_device, name)
+        self._known, self._trained = VariableMap(), VariableMap()
+        self._steps: dict[tf.Operation, tf.Tensor] = {}
+        self._global_step: tf.Variable | None = None
+        self._exchange: tf.Operation | None = None
+        self.members: Members | None = None
+        self._track_trackable(opt, "opt")
+
+    @property
+    def global_variables(self) -> Mapping[tf.Variable, tf.Variable]:
+        """The centre of each worker's variable."""
+        return self._getter.global_variables
+
+    @property
+    def local_step(self) -> tf.Variable:
+        """Own steps of this worker: an int64 scalar on the worker, in no checkpoint."""
+        return self._state.local_step
+
+    def set_local_step(self, session: v1.Session, step: int) -> None:
+        """Let the own steps go on from a number, as after a restart.
+
+        Args:
+            session: A session without hooks.
+            step: Own steps so far, >= 0.
+        """
+        initializer = self.local_step.initializer
+        session.run(initializer, {initializer.inputs[1]: step})
+
+    def variables(self) -> list[tf.Variable]:
+        """The variables of `opt`: this worker's own."""
+        return self._opt.variables()
+
+    def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
+        """A slot of `opt`."""
+        return self._opt.get_slot(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """The names of the slots of `opt`."""
+        return self._opt.get_slot_names()
+
+    def compute_gradients(
+        self,
+        loss: Any,
+        var_list: Sequence[tf.Variable] | None = None,
+        gate_gradients: int = v1.train.Optimizer.GATE_OP,
+        aggregation_method: int | None = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: tf.Tensor | None = None,
+    ) -> list[GradientAndVariable]:
+        """Compute the gradients of a loss, and add those of the penalty.
+
+        Args:
+            loss: The loss.
+            var_list: The variables; None: all trainable ones.
+            gate_gradients: As in `tf.compat.v1.train.Optimizer.compute_gradients`.
+            aggregation_method: As there.
+            colocate_gradients_with_ops: As there.
+            grad_loss: As there; the penalty is not multiplied by it.
+
+        Returns:
+            (gradient, variable) pairs. With a penalty all gradients are dense, and none is None.
+
+        Raises:
+            ValueError: If a variable has no centre.
+        """
+        pairs = self._opt.compute_gradients(
+            loss,
+            var_list,
+            gate_gradients,
+            aggregation_method,
+            colocate_gradients_with_ops,
+            grad_loss,
+        )
+        for _, variable in pairs:
+            self._check_centre(variable)
+        return add_penalty(pairs, self._rho, self._known_centre) if self._penalises else pairs
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[GradientAndVariable],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
+        """Apply gradients to the worker's variables, and count an own step.
+
+        Args:
+            grads_and_vars: (gradient, variable) pairs.
+            global_step: Raised by one by every exchange (synchronous: by every round).
+            name: Name of the op.
+
+        Returns:
+            The op of the worker's own step. When one is due, the hook exchanges after it.
+
+        Raises:
+            ValueError: If a variable has no centre, no variable has a gradient, or a round would
+                have no global step.
+        """
+        if tf.executing_eagerly() or tf.inside_function():
+            raise ValueError(
+                "`apply_gradients` must be called in a tf.compat.v1 graph, outside functions: the "
+                "exchange is made by a session hook. Received: a call elsewhere."
+            )
+        pairs = list(grads_and_vars)
+        for gradient, variable in pairs:
+            if gradient is not None:
+                self._trained.add(variable, self._check_centre(variable))
+        if self._synchronous and global_step is None:
+            raise ValueError(
+                "`global_step` must be given for synchronous exchanges: it counts the rounds. "
+                "Received: None."
+            )
+        self._global_step = self._global_step if global_step is None else global_step
+        applied = [keep_local(lambda: self._opt.apply_gradients(pairs))]
+        if is_nesterov(self._opt):
+            applied.append(keep_look_ahead(self._opt, self._state))
+        with tf.control_dependencies(applied), tf.device(self.local_step.device):
+            counted, count = self._state.count_step()
+        self._steps[counted] = count
+        self._offer()
+        op = tf.group(counted, name=name or self._name)
+        v1.add_to_collection(v1.GraphKeys.TRAIN_OP, op)
+        return op
+
+    def get_init_op(self, task_index: int) -> tf.Operation:
+        """The op that sets the worker's variables to the centre; the hook runs it at the start.
+
+        Args:
+            task_index: Index of this worker.
+
+        Raises:
+            ValueError: If there is no variable with a centre.
+        """
+        del task_index  # TensorFlow 1.15 had a barrier of all workers here
+        check_copies(self.global_variables)
+        with tf.init_scope(), v1.device(None):
+            return tf.group(*fetch_centers(self._ties(self.global_variables)))
+
+    def make_session_run_hook(self, is_chief: bool, task_index: int) -> v1.train.SessionRunHook:
+        """The hook that sets the worker's variables to the centre, and exchanges when it is due.
+
+        Args:
+            is_chief: Whether this worker is the chief.
+            task_index: Index of this worker, in [0, num_worker).
+
+        Raises:
+            ValueError: If the index is out of range.
+        """
+        if not 0 <= operator.index(task_index) < self._num_worker:
+            raise ValueError(
+                f"`task_index` must be >= 0 and < {self._num_worker}, the number of workers. "
+                f"Received: task_index={task_index!r}."
+            )
+        return _Hook(self, is_chief, task_index)
+
+    def swapping_saver(
+        self, var_list: Any = None, name: str = "swapping_saver", **kwargs: Any
+    ) -> v1.train.Saver:
+        """A saver for evaluation and serving: it saves the centre under the variables' own names.
+
+        A graph without elastic averaging restores such a checkpoint as its own.
+
+        Args:
+            var_list: Variables as for `tf.compat.v1.train.Saver`; None: all trainable ones that
+                have been made so far. Those without a centre are saved as they are.
+            name: Prefix of the saver's ops.
+            **kwargs: More arguments of `tf.compat.v1.train.Saver`.
+
+        Returns:
+            The saver. What it restores goes into the centre.
+
+        Raises:
+            RuntimeError: If no variable has a centre yet.
+        """
+        if not self.global_variables:
+            raise RuntimeError(
+                "`swapping_saver` must be called after the model was made with the "
+                "ElasticAverageCustomGetter. Received: no variable with a centre."
+            )
+        if var_list is None:
+            var_list = v1.trainable_variables()
+        if not isinstance(var_list, Mapping):
+            var_list = _by_name(var_list)
+        swapped = {key: self._swapped(variable) for key, variable in var_list.items()}
+        return v1.train.Saver(swapped, name=name, **kwargs)
+
+    def _swapped(self, variable: Any) -> Any:
+        if isinstance(variable, tf.Variable):
+            return self.global_variables.get(variable, variable)
+        return [self.global_variables.get(part, part) for part in variable]
+
+    @property
+    def _penalises(self) -> bool:
+        return tf.is_tensor(self._rho) or self._rho > 0
+
+    def _check_centre(self, variable: tf.Variable) -> tf.Variable:
+        if variable not in self.global_variables:
+            raise ValueError(
+                "A variable must have a centre to be trained with elastic averaging. Received: "
+                f"{variable.name!r}; make it with tf.compat.v1.get_variable in a variable_scope "
+                "with the ElasticAverageCustomGetter."
+            )
+        return self.global_variables[variable]
+
+    def _known_centre(self, local: tf.Variable) -> tf.Variable:
+        """The worker's copy of the centre; it is not a number until the first was fetched."""
+        if local not in self._known:
+            value = lambda: tf.fill(local.shape, tf.constant(NAN, local.dtype.base_dtype))  # noqa: E731
+            name = f"{LOCAL_VARIABLE_NAME}/{local.op.name}"
+            self._known.add(local, self._state.make(name, value))
+        return self._known[local]
+
+    def _ties(self, variables: Iterable[tf.Variable]) -> list[Tie]:
+        knows = self._penalises or self._synchronous
+        return [
+            Tie(local, self._check_centre(local), self._known_centre(local) if knows else None)
+            for local in variables
+        ]
+
+    def _offer(self) -> None:
+        for name, variable, unit, description in (
+            ("distance_to_center", self._state.distance, "1",
+             "Norm of the distance between this worker's weights and the centre at its last "
+             "exchange."),
+            ("rounds", self._state.exchanges, "exchanges", "Exchanges of this worker."),
+        ):  # fmt: skip
+            offer(f"sync/{name}", variable, unit, description)
+
+    def _build(self, worker: int) -> dict[tf.Operation, tf.Tensor]:
+        """Build the exchange, once; returns what counts own steps."""
+        if not self._steps:
+            raise ValueError(
+                "`apply_gradients` or `minimize` must be called before the session is made. "
+                "Received: a hook of an optimizer without a training step."
+            )
+        if self._exchange is None:
+            check_copies(self._trained)
+            with tf.init_scope(), v1.device(None):
+                ties = self._ties(self._trained)
+                if is_nesterov(self._opt):
+                    ties = [with_look_ahead(tie, self._opt, self._state) for tie in ties]
+                made = exchange(ties, self._moving_rate, self._global_step)
+                with tf.device(self.local_step.device):
+                    noted = self._state.count_exchange(made.distance)
+                self._exchange = tf.group(made.op, noted)
+        return self._steps
+
+
+class _Hook(ExchangeHook):
+    def __init__(self, optimizer: ElasticAverageOptimizer, is_chief: bool, worker: int) -> None:
+        super().__init__(optimizer._period)
+        self._optimizer, self._is_chief, self._worker = optimizer, is_chief, worker
+
+    def begin(self) -> None:
+        self._init_op = self._optimizer.get_init_op(self._worker)
+        self.count(self._optimizer._build(self._worker))
+
+    def after_create_session(self, session: v1.Session, coord: Any) -> None:
+        del coord
+        session.run(self._init_op)
+
+    def exchange(self, session: v1.Session) -> None:
+        session.run(self._optimizer._exchange)
+
+
+def _by_name(variables: Iterable[Any]) -> dict[str, Any]:
+    """Variables by the names under which a saver saves them; parts of one are together."""
+    named: dict[str, Any] = {}
+    for variable in variables:
+        parts = [variable] if isinstance(variable, tf.Variable) else list(variable)
+        for part in parts:
+            place = part._get_save_slice_info()
+            if place is None:
+                named[part.op.name] = part
+            else:
+                named.setdefault(place.full_name, []).append(part)
+    return named
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if not number >= 1:
+        raise ValueError(f"`{name}` must be an integer >= 1. Received: {name}={value!r}.")
+    return number
+
+
+def _number(name: str, value: Any, most: float) -> float:
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if not isinstance(value, numbers.Real) or not 0 <= value <= most or math.isinf(value):
+        words = f">= 0 and <= {most:g}" if math.isfinite(most) else "finite and >= 0"
+        raise ValueError(f"`{name}` must be {words}. Received: {name}={value!r}.")
+    return float(value)
