@@ -1,15 +1,11 @@
-"""Staleness and dropped gradients against scripted interleavings, on a real server."""
+"""Staleness against scripted interleavings, on a real server."""
 
 import threading
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepinsight.trainer.dropped import DroppedGradients
-from deepinsight.trainer.optimizers import UpdateCounts, push_async, push_sync
-from deepinsight.trainer.sessions import create_session
+from deepinsight.trainer.optimizers import UpdateCounts, push_async
 
 v1 = tf.compat.v1
 TIMEOUT_S = 60
@@ -28,7 +24,7 @@ class Scripted:
     """A worker whose step stops between the pull and the push, until the script says go on."""
 
     def __init__(self, server, index, make_push):
-        self._index, self._graph = index, tf.Graph()
+        self._graph = tf.Graph()
         with self._graph.as_default():
             step = v1.train.get_or_create_global_step()
             weights = {
@@ -61,39 +57,26 @@ class Scripted:
                 "staleness": self.push.staleness.overall,
                 "variables": tf.concat(list(self.push.staleness.variables.values()), axis=0),
             }
-            if self.push.decided is not None:
-                self.fetches |= {"token": self.push.token, "decided": self.push.decided}
             self.weight = weights["w"]
-            self._open(server)
-
-    def _open(self, server):
-        if self.push.sync is None:
-            self.session = v1.Session(server.target)
-            if self._index == 0:
+        self.session = v1.Session(server.target, self._graph)
+        if index == 0:
+            with self._graph.as_default():
                 self.session.run(v1.global_variables_initializer())
-            self.raw = self.session
-            return
-        self.session, _ = create_session(
-            SimpleNamespace(push=self.push), target=server.target, config=None,
-            is_chief=self._index == 0, checkpoint_dir=None,
-            hooks=[self.push.sync.hook(self._index == 0)],
-        )  # fmt: skip
-        self.raw = self.session.run_step_fn(lambda step_context: step_context.session)
 
     def pull(self):
         """Begin a step; returns when the weights have been read."""
         self._result = {}
 
         def step():
-            self._result.update(self.raw.run(self.fetches))
+            self._result.update(self.session.run(self.fetches))
 
         self._thread = threading.Thread(target=step, daemon=True)
         self._thread.start()
-        self.raw.run(self._wait)
+        self.session.run(self._wait)
 
     def apply(self):
         """Let the step go on, and wait for its end."""
-        self.raw.run(self._go)
+        self.session.run(self._go)
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive(), "the step did not end"
         return self._result
@@ -101,14 +84,6 @@ class Scripted:
 
 def asynchronous(gradients, counts, versions, index):
     return push_async(v1.train.GradientDescentOptimizer(1.0), gradients, counts, versions)
-
-
-def backed_up(gradients, counts, versions, index):
-    """Two workers, one gradient per round."""
-    return push_sync(
-        v1.train.GradientDescentOptimizer(1.0), gradients, counts, versions,
-        worker=index, workers=2, replicas_to_aggregate=1,
-    )  # fmt: skip
 
 
 @pytest.mark.timeout(120)
@@ -163,7 +138,7 @@ def test_pushes_at_the_same_time_have_numbers_of_their_own(server):
 
     def run(i):
         fetches = {k: workers[i].fetches[k] for k in ("op", "step")}
-        steps[i] = [int(workers[i].raw.run(fetches)["step"]) for _ in range(150)]
+        steps[i] = [int(workers[i].session.run(fetches)["step"]) for _ in range(150)]
 
     threads = [threading.Thread(target=run, args=(i,)) for i in (0, 1)]
     for thread in threads:
@@ -172,56 +147,8 @@ def test_pushes_at_the_same_time_have_numbers_of_their_own(server):
         thread.join(TIMEOUT_S)
     assert sorted(steps[0] + steps[1]) == list(range(300))
     for worker in workers:
-        assert worker.raw.run(worker.weight).tolist() == [-300.0, -300.0]
+        assert worker.session.run(worker.weight).tolist() == [-300.0, -300.0]
         worker.session.close()
-
-
-@pytest.mark.timeout(120)
-def test_dropped_gradients_are_counted_as_scripted(server):
-    """Backups: one gradient per round counts, the other worker's is late and dropped."""
-    workers = [Scripted(server, i, backed_up) for i in (0, 1)]
-    counts = [DroppedGradients(i, 0) for i in (0, 1)]
-    script = [0, 1, 1, 1, 0]  # who is first in each round
-    expected = np.zeros(2, int)
-    for turn, first in enumerate(script):
-        for worker in workers:
-            worker.pull()
-        results = {i: workers[i].apply() for i in (first, 1 - first)}
-        expected[1 - first] += 1
-        assert results[first]["staleness"] == 0
-        assert results[1 - first]["staleness"] == 1
-        assert results[1 - first]["variables"].tolist() == [1, 1]
-        for i in (0, 1):
-            assert results[i]["step"] == turn
-            assert results[i]["token"] == turn + 1
-            counts[i].update(int(results[i]["step"]), results[i]["decided"])
-        assert [c.count for c in counts] == expected.tolist()
-        assert [c.round for c in counts] == [turn + 1, turn + 1]
-    accepted = workers[0].raw.run(workers[0].push.sync.accepted)
-    assert accepted.tolist() == [2, 3, 5]
-    # Each round applied one gradient of ones at rate 1, whatever was dropped.
-    assert workers[0].raw.run(workers[0].weight).tolist() == [-5.0, -5.0]
-    for worker in reversed(workers):
-        worker.session.close()
-
-
-@pytest.mark.timeout(120)
-def test_a_worker_that_leaves_frees_the_others(server):
-    def both(gradients, counts, versions, index):
-        return push_sync(
-            v1.train.GradientDescentOptimizer(1.0), gradients, counts, versions,
-            worker=index, workers=2, replicas_to_aggregate=2,
-        )  # fmt: skip
-
-    chief, other = (Scripted(server, i, both) for i in (0, 1))
-    chief.pull()
-    chief.raw.run(chief._go)  # pushed, and waits for the other's gradient
-    other.raw.run(other.push.sync.leave_op)
-    chief._thread.join(TIMEOUT_S)
-    assert not chief._thread.is_alive()
-    assert chief._result["decided"].tolist() == [0, 0, 0, 1]
-    other.session.close()
-    chief.session.close()
 
 
 def test_an_update_that_cannot_be_counted_is_refused():
@@ -233,15 +160,3 @@ def test_an_update_that_cannot_be_counted_is_refused():
         update = other.assign_add([1.0, 1.0]).op
         with pytest.raises(ValueError, match="none for 'w:0' among 1 ops"):
             counts.raise_after([update], update)
-
-
-def test_undecided_pushes_are_not_counted_as_dropped():
-    count = DroppedGradients(0, accepted_before=7)
-    count.update(5, np.array([7, 0, 5, 0]))  # round 5 is still open
-    assert count.count == 0
-    count.update(5, np.array([8, 0, 6, 0]))  # it took one of the two
-    assert count.count == 1
-    count.update(6, np.array([8, 0, 6, 0]))
-    assert count.count == 1
-    count.update(6, np.array([9, 0, 8, 0]))
-    assert (count.count, count.accepted) == (2, 2)

@@ -1,203 +1,382 @@
-"""TensorFlow's SyncReplicasOptimizer, with every dropped gradient counted.
+r"""Synchronous rounds that go on with the workers that are there.
 
-An accumulator drops a gradient whose round is over, and says nothing. To count, one accumulator
-more takes part in every round: each push adds a 1 at its worker's place, with the same round number
-and directly before its gradients, and the chief takes the *sum* together with the gradients.
-The sums add up, per worker, to the pushes that were accepted; `decided` holds them together with
-the number of the next round, in one variable that changes in one assignment. A worker knows for
-which rounds it has pushed; so
+TensorFlow's SyncReplicas waits in each round for a fixed number of gradients; when a worker has no
+more data or dies, the others wait for ever. Here the chief counts who has pushed, and waits for
 
-    dropped = pushes for rounds before the next one - accepted
+.. math::  n \ge \text{replicas\_to\_aggregate} \quad\text{or}\quad
+           \text{every live worker has pushed, and } n \ge 1
 
-is exact at any moment, and pushes still undecided are in neither number. (TensorFlow lets each
-variable's accumulator decide by itself: a push that arrives in the very moment in which a round
-ends may be accepted for some variables and dropped for others; it counts as it began.)
+The list of live workers becomes shorter when one leaves, or when a round has waited too long for
+it. Then the accumulators of TensorFlow give the mean of all gradients of the round, and the chief
+applies it, raises the global step and lets the workers go on.
 
-Tokens: every round ends with max(workers, replicas_to_aggregate) tokens that carry the next
-round's number; a worker waits for one before it goes on. A worker that leaves raises a flag and
-puts one more token per worker behind them, so that nobody waits for gradients that will not come.
+Two more things differ. A worker leaves a round only when the global step has moved: TensorFlow's
+tokens carry a number, those of slow or dead workers stay queued, and who takes one computes its
+next gradient for a round that is over. And each push is counted as accepted or dropped, exactly.
+(Each variable's accumulator decides for itself: a push that arrives in the very moment in which a
+round ends with fewer than all may be in time for some variables. It counts as dropped.)
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
+from deepinsight.collectors.collection import trace_tensor, traced_tensors
+from deepinsight.traces import stream_name
+from deepinsight.trainer.cluster.members import Patience
+from deepinsight.trainer.optimizers._stale import read_after
+from deepinsight.trainer.optimizers._statistics import traceable
+from deepinsight.trainer.optimizers._sync_accumulators import MeanGradient, summed
+from deepinsight.trainer.optimizers._sync_hook import Ops, SyncReplicasHook
+from deepinsight.trainer.optimizers._sync_rounds import Decided, Rounds
+from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.versions import UpdateCounts
 
 v1 = tf.compat.v1
 
 
-class CountingSyncReplicas(v1.train.SyncReplicasOptimizer):
-    """SyncReplicas for one worker, which counts what is accepted.
+class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
+    r"""Apply the mean gradient of all workers, once per round.
+
+    .. math::  base.apply\_gradients\left(\frac{1}{n} \sum_{m} g_m\right)
+
+    over the n workers m that have pushed for the round. A sparse gradient has the mean of each row
+    over the workers that have the row, and is summed and sorted before it leaves the worker (the
+    accumulators rely on it). The global step counts rounds. What a slow worker pushes for a round
+    that is over is dropped, and it goes on with the newest variables.
+
+    Each worker builds the graph with the index of its own, and gives the hook of
+    `make_session_run_hook` to its session; that of the chief, worker 0, applies the gradients. A
+    worker whose session ends leaves; one that stalls or dies is left behind when a round has
+    waited `patience.timeout_s` seconds for it, and takes part again with its next push. The
+    chief's session stays open at its end until no other worker pushes any more. Neither a
+    checkpoint nor a collection has the variables of the rounds, so a run may resume with another
+    number of workers.
+
+    The session hook records ``sync/dropped_gradients`` and ``sync/accepted_gradients`` of this
+    worker in this launch, ``sync/live_workers``, and ``sync/wait_time``, in s: its last wait for
+    the end of a round.
 
     Args:
-        rule: The update rule.
-        counts: The update counters, raised once per round.
-        worker: Index of this worker.
-        workers: Number of workers.
-        replicas_to_aggregate: Gradients per round, 1 … `workers`.
+        opt: The update rule.
+        replicas_to_aggregate: Gradients that a round waits for, 1 … `total_num_replicas`; workers
+            beyond it are backups.
+        total_num_replicas: Number of workers; None: `replicas_to_aggregate`.
+        variable_averages: A `tf.train.ExponentialMovingAverage` that is updated after each round.
+        variables_to_average: What it averages.
+        use_locking: If True, the global step is raised under its lock.
+        name: Name of the optimizer, the prefix of the names of what its workers share.
+        worker_index: Index of this worker, 0 … `total_num_replicas` - 1.
+        patience: How long a round waits for a worker that does not push.
+        counts: Update counters to be raised with the global step.
 
     Attributes:
-        decided: After `apply_gradients`: pushes accepted per worker, the next round's number, and
-            1 if a worker has left, as they stand when the worker has got its token; int64
-            ``[workers + 2]``.
-        accepted: Pushes accepted per worker, then the next round's number, read at any moment.
-        pushed_for: The round for which the worker has pushed, int64 scalar.
-        token: The round to go on with, int64 scalar.
-        start_op: The chief runs it once, after variables were initialised or restored.
-        leave_op: A worker runs it when it pushes no more.
+        members: Who rounds wait for.
+        decided: What this worker knows after a step.
+        start_op: Begins a launch; the chief's hook runs it.
+        leave_op: Takes this worker out of the rounds; the hook runs it at the session's end.
+
+    Raises:
+        ValueError: If an argument is out of range or `opt` is no ``tf.compat.v1`` optimizer.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     step = tf.compat.v1.train.get_or_create_global_step()
+        ...     w = tf.compat.v1.get_variable("w", initializer=[1.0], use_resource=True)
+        ...     base = tf.compat.v1.train.GradientDescentOptimizer(0.25)
+        ...     sync = SyncReplicasOptimizer(base, 1, worker_index=0)
+        ...     train = sync.minimize(w**2, step)
+        ...     hook = sync.make_session_run_hook(is_chief=True)
+        ...     with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        ...         session.run(train)
+        ...         session.run(w)
+        1
+        array([0.5], dtype=float32)
+
+    References:
+        Chen et al., 2016, Revisiting Distributed Synchronous SGD. arXiv:1604.00981.
     """
 
     def __init__(
         self,
-        rule: v1.train.Optimizer,
-        counts: UpdateCounts,
-        *,
-        worker: int,
-        workers: int,
+        opt: v1.train.Optimizer,
         replicas_to_aggregate: int,
+        total_num_replicas: int | None = None,
+        variable_averages: tf.train.ExponentialMovingAverage | None = None,
+        variables_to_average: Sequence[tf.Variable] | None = None,
+        use_locking: bool = False,
+        name: str = "sync_replicas",
+        *,
+        worker_index: int,
+        patience: Patience | None = None,
+        counts: UpdateCounts | None = None,
     ) -> None:
-        home = counts.global_step.device
-        with tf.device(home):
-            accumulator = v1.ConditionalAccumulator(
-                tf.float64, shape=[workers], shared_name="push_count", reduction_type="SUM"
-            )
-            self._decided_variable = _counter("sync/decided", [workers + 1])
-            self._left = _counter("sync/left", [])
+        workers = replicas_to_aggregate if total_num_replicas is None else total_num_replicas
+        _check(opt, replicas_to_aggregate, workers, worker_index)
         super().__init__(
-            _RoundEnd(rule, counts, accumulator, self._decided_variable, replicas_to_aggregate),
-            replicas_to_aggregate=replicas_to_aggregate,
-            total_num_replicas=workers,
-        )
-        self._home, self._push_count = home, accumulator
-        self._worker, self._workers = worker, workers
-        # SyncReplicas sets the first round of the accumulators in this list.
-        self._accumulator_list.append((accumulator, home))
+            opt, replicas_to_aggregate, workers, variable_averages, variables_to_average,
+            use_locking, name,
+        )  # fmt: skip
+        self._worker, self._counts = worker_index, counts
+        self._patience = Patience() if patience is None else patience
+        self._pulled: tf.Tensor | None = None
+        self._rounds: Rounds | None = None
+
+    def compute_gradients(
+        self, loss: tf.Tensor, *args: Any, **kwargs: Any
+    ) -> list[GradientAndVariable]:
+        """Compute the gradients with the update rule, of variables read after the global step.
+
+        Args:
+            loss: The loss, a tensor of a graph with a global step.
+            *args: Further arguments of the rule's method.
+            **kwargs: As well.
+
+        Returns:
+            (gradient, variable) pairs.
+        """
+        pairs = super().compute_gradients(loss, *args, **kwargs)
+        step = v1.train.get_global_step(v1.get_default_graph())
+        if step is not None and isinstance(loss, tf.Tensor) and self._pulled is None:
+            with tf.device(step.device):
+                self._pulled = tf.cast(step.read_value(), tf.int64)
+        if self._pulled is not None:
+            read_after(self._pulled, [variable for _, variable in pairs], loss)
+        return pairs
 
     def apply_gradients(
         self,
         grads_and_vars: Iterable[GradientAndVariable],
-        global_step: tf.Variable,
+        global_step: tf.Variable | None = None,
         name: str | None = None,
+        *,
+        local_step: tf.Tensor | None = None,
+        unique_rows: bool = False,
     ) -> tf.Operation:
-        """Build the worker's step; see the base class.
+        """Build the worker's step, and what the chief does at the end of a round.
 
         Args:
-            grads_and_vars: Gradients on their variables' devices, sparse ones sorted and unique.
-            global_step: The global step, which counts rounds.
-            name: Name of the op.
+            grads_and_vars: (gradient, variable) pairs; a gradient is a tensor, a
+                `tf.IndexedSlices`, or None (the rule gets None).
+            global_step: The global step, a resource variable, raised by one per round.
+            name: Name of the ops.
+            local_step: The global step as read before the variables that the gradients were
+                computed of. None: as `compute_gradients` has read it; if it was not called, as it
+                was at the end of the worker's last step.
+            unique_rows: Whether sparse gradients have sorted, unique indices already.
 
         Returns:
-            The op that pushes and then waits for a token.
+            The op that pushes, and ends when the round is over. It raises nothing by itself.
+
+        Raises:
+            ValueError: If there is no gradient, or the global step is no resource variable.
         """
-        graph = v1.get_default_graph()
-        known = len(graph.get_operations())
-        op = super().apply_gradients(self._counted(list(grads_and_vars)), global_step, name)
-        (dequeue,) = [
-            op for op in graph.get_operations()[known:] if op.type.startswith("QueueDequeue")
-        ]
-        self.token = dequeue.outputs[0]
-        with tf.device(self._home):
-            with tf.control_dependencies([self.token]):
-                left = tf.expand_dims(self._left.read_value(), 0)
-                self.decided = tf.concat([self._decided_variable.read_value(), left], 0)
-            self.accepted = self._decided_variable.read_value()
-            zeros = tf.zeros([self._workers], tf.int64)
-            first = tf.expand_dims(global_step.read_value(), 0)
-            self.start_op = tf.group(
-                self._decided_variable.assign(tf.concat([zeros, first], 0)), self._left.initializer
+        pairs = list(grads_and_vars)
+        if all(gradient is None for gradient, _ in pairs):
+            raise ValueError("No gradients provided for any variable.")
+        if getattr(global_step, "handle", None) is None:
+            raise ValueError(
+                "`global_step` must be a resource variable: it is the number of the round. "
+                f"Received: {global_step!r}; call "
+                "tf.compat.v1.train.get_or_create_global_step() with resource variables enabled."
             )
-            with tf.control_dependencies([self._left.assign(1).op]):
-                tokens = tf.fill([self._workers], global_step.read_value())
-                self.leave_op = self._sync_token_queue.enqueue_many((tokens,))
-        # The session's end cancels the chief's wait for gradients: that is no error.
-        self._chief_queue_runner = v1.train.QueueRunner(
-            self._sync_token_queue,
-            self._chief_queue_runner.enqueue_ops,
-            queue_closed_exception_types=(tf.errors.OutOfRangeError, tf.errors.CancelledError),
+        self._global_step = global_step
+        self._rounds = rounds = Rounds(
+            self._name, self._total_num_replicas, self._replicas_to_aggregate, global_step
         )
+        self.members = rounds.members
+        with v1.name_scope(name or self._name):
+            self._make_local_step()
+            pulled = self._pulled if local_step is None else local_step
+            pushed_for = self._local_step.read_value() if pulled is None else pulled
+            with tf.device(global_step.device):
+                pushed_for = tf.cast(pushed_for, tf.int64)
+            if not unique_rows:
+                pairs = [(summed(gradient), variable) for gradient, variable in pairs]
+            means = [
+                None if gradient is None else MeanGradient(gradient, variable)
+                for gradient, variable in pairs
+            ]
+            accumulated = [
+                mean.add(gradient, pushed_for)
+                for mean, (gradient, _) in zip(means, pairs, strict=True)
+                if mean is not None
+            ]
+            arrived = rounds.arrive(self._worker, pushed_for, accumulated)
+            self.decided = rounds.wait(self._worker, pushed_for, arrived)
+            op = self._bring_here(self.decided)
+            variables = [variable for _, variable in pairs]
+            over = self._end_round(list(zip(means, variables, strict=True)))
+            self._make_session_ops(over, [mean for mean in means if mean is not None])
+        self._gradients_applied = True
         return op
 
     @property
     def session_variables(self) -> list[tf.Variable]:
-        """Variables that belong to one launch: not in a checkpoint, set by `start_op`."""
-        return [self._decided_variable, self._left]
+        """Variables that belong to one launch: in no collection and no checkpoint."""
+        return [] if self._rounds is None else self._rounds.variables
 
-    def _counted(self, pairs: Sequence[GradientAndVariable]) -> Iterator[GradientAndVariable]:
-        """Hand the pairs on, the count of the push before the first.
+    def get_chief_queue_runner(self) -> v1.train.QueueRunner:
+        """What ends the rounds, for who does not use the hook; its end closes the queue."""
+        self._check_applied()
+        return v1.train.QueueRunner(
+            self._rounds.arrivals,
+            [self._ops.round],
+            queue_closed_exception_types=(tf.errors.OutOfRangeError, tf.errors.CancelledError),
+        )
 
-        The base class asks for the pairs after it has made the variable with the worker's
-        round, and hands that variable to every accumulator: as many messages to the server
-        as there are gradients. It gets the value instead, once per server.
+    def get_init_tokens_op(self, num_tokens: int = -1) -> tf.Operation:
+        """Nothing: no worker goes ahead of its round."""
+        return tf.no_op(name="no_init_tokens")
+
+    def make_session_run_hook(
+        self, is_chief: bool, num_tokens: int = -1, *, leaves: bool = True
+    ) -> v1.train.SessionRunHook:
+        """Make the hook that a worker's session needs.
+
+        Args:
+            is_chief: Whether this worker is the chief: its session ends the rounds.
+            num_tokens: Of no effect; TensorFlow's hook has it.
+            leaves: Whether the worker leaves at the session's end, and the chief waits there for
+                the others; else whoever opens the session runs `leave_op`.
+
+        Raises:
+            ValueError: When the session is opened, if `apply_gradients` has not been called.
         """
-        variable = self._local_step
-        value = variable.read_value()
-        rounds: dict[str, tf.Tensor] = {}
-        for device in (self._home, *(variable.device for _, variable in pairs)):
-            if device not in rounds:
-                with tf.device(device):
-                    rounds[device] = tf.identity(value)
-        self.pushed_for = rounds[self._home]
-        ready = [g if isinstance(g, tf.Tensor) else g.values for g, _ in pairs]
-        with tf.device(self._home), tf.control_dependencies(ready):
-            one = tf.one_hot(self._worker, self._workers, dtype=tf.float64)
-            counted = self._push_count.apply_grad(one, local_step=self.pushed_for)
-        for gradient, weights in pairs:
-            self._local_step = rounds[weights.device]
-            yield after([counted], gradient), weights
-        self._local_step = variable
 
-    def hook(self, is_chief: bool) -> v1.train.SessionRunHook:
-        """The session hook; it hands out no tokens in advance.
+        def ops() -> Ops:
+            self._check_applied()
+            return self._ops
 
-        With tokens in advance (TensorFlow's default) every worker is a round ahead of its
-        weights, and gradients are dropped although all workers are equally fast.
-        """
-        return self.make_session_run_hook(is_chief, num_tokens=0)
+        return SyncReplicasHook(
+            ops, lambda: self.members, is_chief=is_chief, patience=self._patience, leaves=leaves
+        )
 
+    def _check_applied(self) -> None:
+        if self._rounds is None:
+            raise ValueError(
+                "`apply_gradients` must be called before, in the graph of the session. "
+                "Received: no gradients."
+            )
 
-def _counter(name: str, shape: Sequence[int]) -> tf.Variable:
-    return v1.get_variable(
-        name,
-        shape,
-        tf.int64,
-        initializer=v1.zeros_initializer(),
-        trainable=False,
-        use_resource=True,
-    )
+    def _make_local_step(self) -> None:
+        """TensorFlow's variable for the worker's step, where this worker is."""
+        with tf.device(tf.no_op().device):
+            self._local_step = v1.Variable(
+                tf.zeros([], tf.int64),
+                trainable=False,
+                collections=[v1.GraphKeys.LOCAL_VARIABLES],
+                use_resource=True,
+                name="sync_rep_local_step",
+            )
+        self.local_step_init_op = self._local_step.assign(self._rounds.number(), read_value=False)
+        self.ready_for_local_init_op = v1.report_uninitialized_variables(v1.global_variables())
 
+    def _make_session_ops(self, over: tf.Operation, means: Sequence[MeanGradient]) -> None:
+        rounds = self._rounds
+        self.leave_op = rounds.members.leave(self._worker)
+        self.start_op = rounds.make_start(
+            lambda: [mean.empty(number) for number in [rounds.number()] for mean in means]
+        )
+        self.chief_init_op = tf.group(self.start_op, self.local_step_init_op)
+        with tf.control_dependencies([self.local_step_init_op]):
+            join = rounds.make_join(self._worker)
+        self._ops = Ops(
+            start=self.start_op,
+            join=join,
+            round=over,
+            release=rounds.make_release(),
+            leave=self.leave_op,
+            state=rounds.make_state(),
+            is_open=rounds.is_open(),
+        )
+        self._sync_token_queue = rounds.arrivals
 
-class _RoundEnd:
-    """What the chief does with a round's aggregated gradients; stands in for the update rule."""
-
-    def __init__(
-        self,
-        rule: v1.train.Optimizer,
-        counts: UpdateCounts,
-        accumulator: Any,
-        decided: tf.Variable,
-        replicas_to_aggregate: int,
-    ) -> None:
-        self._rule, self._counts = rule, counts
-        self._accumulator, self._decided = accumulator, decided
-        self._required = replicas_to_aggregate
-
-    def apply_gradients(
-        self, grads_and_vars: Iterable[GradientAndVariable], global_step: tf.Variable
-    ) -> tf.Operation:
-        """Apply, count the updates and the accepted pushes, and raise the global step."""
-        graph = v1.get_default_graph()
+    def _end_round(self, means: Sequence[tuple[MeanGradient | None, tf.Variable]]) -> tf.Operation:
+        """Apply the means, count, raise the global step, and let the workers go on."""
+        graph, step = v1.get_default_graph(), self._global_step
+        counted = self._rounds.wait_for_all()
+        with tf.device(step.device), tf.control_dependencies([counted]):
+            some = tf.constant(1)  # all that count are there, and what is there is taken whole
+        taken = [(None, variable) if mean is None else mean.take(some) for mean, variable in means]
         known = len(graph.get_operations())
-        apply = self._rule.apply_gradients(grads_and_vars)
+        with tf.device(step.device), v1.name_scope(""):
+            update = self._opt.apply_gradients(taken)
         updates = graph.get_operations()[known:]
-        with tf.device(global_step.device):
-            accepted = tf.cast(self._accumulator.take_grad(self._required), tf.int64)
-            with tf.control_dependencies([apply, accepted]):
-                following = tf.expand_dims(global_step.read_value() + 1, 0)
-                total = self._decided.read_value()[:-1] + accepted
-            decided = self._decided.assign(tf.concat([total, following], 0)).op
-            with tf.control_dependencies([decided]):
-                done = tf.group(apply, decided)
-        return tf.group(*self._counts.raise_after(updates, done).tensors())
+        with tf.control_dependencies([update]):
+            raised = self._raise(updates, self._rounds.accept(counted))
+        with tf.control_dependencies([raised]):
+            if self._variable_averages is not None:
+                raised = self._variable_averages.apply(self._variables_to_average)
+        with tf.control_dependencies([raised]):
+            return self._rounds.tell_all()
+
+    def _raise(self, updates: Sequence[tf.Operation], done: tf.Operation) -> tf.Operation:
+        step = self._global_step
+        with tf.device(step.device):
+            if self._counts is not None:
+                return tf.group(*self._counts.raise_after(updates, done).tensors())
+            with tf.control_dependencies([done]):
+                one = tf.ones([], step.dtype)
+                return step.assign_add(one, use_locking=self._use_locking, read_value=False)
+
+    def _bring_here(self, decided: Decided) -> tf.Operation:
+        """Bring what was decided to the worker in one message, and offer it to the recorder."""
+        with tf.device(decided.reached.device):
+            names = ("reached", "dropped", "accepted", "live", "waited_us")
+            packed = tf.stack([getattr(decided, name) for name in names])
+        reached, dropped, accepted, live, waited_us = tf.unstack(tf.identity(packed))
+        if traceable():
+            prefix = self._free_prefix()
+            for name, tensor, unit, description in (
+                ("dropped_gradients", dropped, "gradients", "Gradients of this worker in this "
+                 "launch that missed their round."),
+                ("accepted_gradients", accepted, "gradients", "Gradients of this worker in this "
+                 "launch that were taken into a round."),
+                ("live_workers", live, "workers", "Workers that rounds wait for."),
+                ("wait_time", tf.cast(waited_us, tf.float64) / 1e6, "s", "This worker's last wait "
+                 "for the end of a round."),
+            ):  # fmt: skip
+                trace_tensor(
+                    f"{prefix}/{name}", tensor, unit, description=description, every_n_steps=None
+                )
+        return self._local_step.assign(reached, read_value=False)
+
+    def _free_prefix(self) -> str:
+        taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
+        is_taken = "sync/dropped_gradients" in taken
+        return f"sync/{stream_name(self._name)}" if is_taken else "sync"
+
+
+def _check(opt: Any, aggregate: Any, workers: Any, worker: Any) -> None:
+    if not isinstance(opt, v1.train.Optimizer):
+        raise ValueError(
+            "`opt` must be a tf.compat.v1.train.Optimizer. "
+            f"Received: {type(opt).__module__}.{type(opt).__qualname__}."
+        )
+    for name, value in (
+        ("total_num_replicas", workers),
+        ("replicas_to_aggregate", aggregate),
+        ("worker_index", worker),
+    ):
+        try:
+            operator.index(value)
+        except TypeError:
+            raise ValueError(f"`{name}` must be an int. Received: {name}={value!r}.") from None
+    if not 1 <= aggregate <= workers:
+        raise ValueError(
+            "`replicas_to_aggregate` must be >= 1 and <= `total_num_replicas`: each worker gives "
+            f"one gradient per round. Received: replicas_to_aggregate={aggregate}, "
+            f"total_num_replicas={workers}; for larger batches put AccumulatedGradients or larger "
+            "batches into the workers."
+        )
+    if not 0 <= worker < workers:
+        raise ValueError(
+            f"`worker_index` must be >= 0 and < `total_num_replicas`, {workers}. "
+            f"Received: worker_index={worker}."
+        )
+
+
+CountingSyncReplicas = SyncReplicasOptimizer

@@ -1,0 +1,214 @@
+"""Synchronous rounds against their oracle, with workers that are late, leave, stall and return."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from deepinsight.trainer.optimizers.sync_replicas import SyncReplicasOptimizer
+from tests.trainer.optimizers.sync_workers import (
+    ROWS,
+    TIMEOUT_S,
+    WIDTH,
+    Oracle,
+    SyncWorker,
+    local_server,
+)
+
+v1 = tf.compat.v1
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def start():
+    """Start workers on one server, the chief first; their sessions end with the test."""
+    server, opened = local_server(), []
+
+    def make(workers, aggregate, count=None, **options):
+        made = [
+            SyncWorker(server, k, workers, aggregate, **options)
+            for k in range(workers if count is None else count)
+        ]
+        opened.extend(made)
+        return made
+
+    yield make
+    for worker in opened:
+        worker.stop.set()
+    for worker in reversed(opened):
+        worker.close()
+
+
+def some_gradients(rng):
+    count = int(rng.integers(1, 6))  # of rows, some of them twice
+    return {
+        "dense": rng.normal(size=3),
+        "rows": rng.normal(size=(count, WIDTH)),
+        "indices": rng.integers(0, ROWS, count),
+    }
+
+
+def test_every_round_applies_the_mean_of_what_was_in_time(start):
+    """Three workers, two gradients per round: who is third is late, and is dropped."""
+    workers, oracle, rng = start(3, 2), Oracle(), np.random.default_rng(7)
+    dropped, accepted = np.zeros(3, int), np.zeros(3, int)
+    for turn in range(8):
+        order = rng.permutation(3)
+        for worker in workers:
+            worker.pull(**some_gradients(rng))
+        in_time, late = order[:2], order[2]
+        for k in in_time:
+            workers[k].push()
+        results = {k: workers[k].end() for k in in_time}
+        oracle.apply([workers[k].gradients for k in in_time])
+        oracle.check(workers[0])
+        workers[late].push()
+        results[late] = workers[late].end()
+        oracle.check(workers[0])  # nothing of it was applied
+        dropped[late] += 1
+        accepted[in_time] += 1
+        for k in range(3):
+            assert results[k] | {"live": 3} == {
+                "for": turn, "reached": turn + 1, "live": 3,
+                "dropped": dropped[k], "accepted": accepted[k],
+            }  # fmt: skip
+
+
+def test_a_round_waits_for_every_worker(start):
+    first, second = start(2, 2)
+    first.pull(dense=[1, 2, 3])
+    first.push()
+    second.pull(dense=[3, 2, 1])
+    time.sleep(0.3)
+    assert first.waits
+    second.push()
+    assert first.end()["accepted"] == second.end()["accepted"] == 1
+    np.testing.assert_allclose(first.values()[0], [-1, -1, -1])
+
+
+def test_who_was_late_goes_on_with_the_newest_round(start):
+    """Of the rounds that went on without it nothing is left that it could mistake for its own."""
+    slow, a, b = start(3, 2)
+    slow.pull()
+    for turn in range(5):
+        for worker in (a, b):
+            worker.pull()
+            worker.push()
+        assert [w.end()["reached"] for w in (a, b)] == [turn + 1] * 2
+    slow.push()
+    assert slow.end() == {"for": 0, "reached": 5, "dropped": 1, "accepted": 0, "live": 3}
+    for turn in range(5, 9):
+        for worker in (slow, a):
+            worker.pull()
+            worker.push()
+        assert slow.end() == {
+            "for": turn, "reached": turn + 1, "dropped": 1, "accepted": turn - 4, "live": 3
+        }  # fmt: skip
+        assert a.end()["dropped"] == 0
+
+
+def test_workers_in_step_never_drop_a_gradient(start):
+    workers = start(3, 3)
+    results = [[] for _ in workers]
+
+    def run(k):
+        results[k] = [workers[k].train() for _ in range(40)]
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    for mine in results:
+        assert [r["reached"] for r in mine] == list(range(1, 41))
+        assert mine[-1]["dropped"] == 0
+        assert mine[-1]["accepted"] == 40
+
+
+def test_a_worker_that_leaves_is_no_longer_waited_for(start):
+    chief, other = start(2, 2)
+    chief.pull(dense=[1, 0, 0])
+    chief.push()
+    other.leave()
+    assert chief.end() == {"for": 0, "reached": 1, "dropped": 0, "accepted": 1, "live": 1}
+    assert chief.train()["reached"] == 2
+    np.testing.assert_allclose(chief.values()[0], [-0.5 - 0.5 * 1.9, -0.5, -0.5])
+
+
+def test_what_a_worker_has_pushed_before_it_left_counts(start):
+    chief, other, third = start(3, 3)
+    oracle = Oracle()
+    for worker, dense in ((chief, [1, 0, 0]), (other, [0, 1, 0]), (third, [0, 0, 1])):
+        worker.pull(dense=dense)
+    other.push()
+    while other.raw.run(other.sync.members.progress)[1] == 0:
+        time.sleep(0.01)
+    other.leave()
+    chief.push()
+    time.sleep(0.3)
+    assert chief.waits  # for the third
+    third.push()
+    assert all(w.end()["accepted"] == 1 for w in (chief, other, third))
+    oracle.apply([w.gradients for w in (chief, other, third)])
+    oracle.check(chief)
+
+
+def test_a_worker_that_never_pushes_is_left_behind(start):
+    chief, silent = start(2, 2, timeout_s=0.5)
+    result = chief.train()
+    assert (result["reached"], result["live"]) == (1, 1)
+    begin_s = time.monotonic()
+    assert [chief.train()["reached"] for _ in range(5)] == [2, 3, 4, 5, 6]
+    assert time.monotonic() - begin_s < 5 * 0.5  # it was waited for once, not in each round
+    for worker in (silent, chief):
+        worker.pull()
+        worker.push()
+    assert silent.end() == {"for": 6, "reached": 7, "dropped": 0, "accepted": 1, "live": 2}
+
+
+def test_a_worker_that_stalled_returns(start):
+    chief, stalled = start(2, 2, timeout_s=0.5)
+    chief.train()
+    stalled.pull()  # in round 1
+    for _ in range(3):
+        chief.train()
+    stalled.push()
+    assert stalled.end() == {"for": 1, "reached": 4, "dropped": 1, "accepted": 0, "live": 2}
+    stalled.pull(dense=[4, 4, 4])
+    chief.pull(dense=[2, 2, 2])
+    chief.push()
+    stalled.push()
+    assert [w.end()["live"] for w in (chief, stalled)] == [2, 2]
+    assert stalled.end() == {"for": 4, "reached": 5, "dropped": 1, "accepted": 1, "live": 2}
+
+
+def test_rounds_go_on_when_the_chief_has_left(start):
+    chief, other = start(2, 2)
+    chief.leave()
+    assert [other.train()["reached"] for _ in range(4)] == [1, 2, 3, 4]
+    assert other.end()["live"] == 1
+
+
+def test_the_chiefs_session_ends_when_nobody_needs_it_any_more(start):
+    chief, other = start(2, 2)
+    chief.pull()
+    chief.push()
+    other.train()
+    chief.end()
+    closing = threading.Thread(target=chief.close, daemon=True)
+    closing.start()
+    assert [other.train()["reached"] for _ in range(3)] == [2, 3, 4]
+    assert closing.is_alive()
+    other.close()
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+def test_the_chiefs_session_does_not_wait_for_the_dead(start):
+    chief, _ = start(2, 2, timeout_s=0.5)
+    chief.train()
+    begin_s = time.monotonic()
+    chief.close()
+    assert time.monotonic() - begin_s < 20
