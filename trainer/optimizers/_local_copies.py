@@ -130,17 +130,25 @@ def like(variable: tf.Variable, name: str, collections: Sequence[str]) -> tf.Var
     )
 
 
-def worker_index(worker_device: str, workers: int, is_chief: bool) -> int:
-    """The place of a worker that names none: the task number of its device.
+def place_of_worker(index: int | None, worker_device: str, workers: int, is_chief: bool) -> int:
+    """The place of a worker among all: as given, or else the task number of its device.
 
     Args:
+        index: As given, or None.
         worker_device: The device.
         workers: Number of workers.
         is_chief: Whether it is the chief.
 
     Raises:
-        ValueError: If the device has no such number, or the number may be another worker's, too.
+        ValueError: If the index is out of range, or None and the device has no such number, or one
+            that may be another worker's, too.
     """
+    if index is not None:
+        if not 0 <= index < workers:
+            raise ValueError(
+                f"`worker_index` must be in [0, {workers}). Received: worker_index={index!r}."
+            )
+        return index
     spec = tf.DeviceSpec.from_string(worker_device)
     if workers == 1:
         return 0

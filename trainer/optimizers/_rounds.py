@@ -43,7 +43,7 @@ BEATS = 4  # signs of life per time-out, while a worker trains on its own
 _OWNER = -1  # whoever holds the lock, among those who are waited for
 
 Finish = Callable[[Sequence[tuple[tf.Variable, tf.Tensor]]], Sequence[tf.Operation]]
-Receive = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Operation]]
+Receive = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], tf.Tensor], Sequence[tf.Operation]]
 
 
 class Outcome(NamedTuple):
@@ -86,8 +86,8 @@ class Rounds:
             returns the ops that make the update. Means have the dtype of the arithmetic: float32,
             for float64 variables float64. It is called once per group.
         receive: Gets the new values of the targets and, if `keep_mean`, the means that they were
-            made from (else nothing), in the worker's device scope; returns the ops that take them
-            over. `waited_s` and `members` can be used in it.
+            made from (else nothing), and the seconds that this worker has waited, a float64 scalar;
+            in the worker's device scope. It returns the ops that take the values over.
         members: Whom a round waits for.
         worker: Index of this worker.
         global_step: Rises by one per round.
@@ -101,7 +101,6 @@ class Rounds:
         start_op: The chief runs it once per launch, after variables were initialised or restored.
         leave_op: A worker runs it when it takes part no more.
         variables: Variables that belong to one launch; they are in no collection.
-        waited_s: float64 scalar for `receive`: seconds that this worker has waited.
         round: The round this worker is in; None before `begin`.
     """
 
@@ -149,7 +148,7 @@ class Rounds:
                     kept = launch_variable(f"{name}/mean_{number}", [group.size], dtype)
                     self._means.append(kept)
         self._expected = v1.placeholder(tf.int64, [], f"{name}/expected")
-        self.waited_s = v1.placeholder_with_default(tf.constant(0.0, tf.float64), [])
+        self._waited_s = v1.placeholder_with_default(tf.constant(0.0, tf.float64), [])
         self.start_op = self._make_start()
         self._look = self._make_look()
         self._push = self._make_push(values, after_push)
@@ -268,7 +267,8 @@ class Rounds:
                     mean = kept.read_value()
                 means.update(unpack_group(group, mean, self._targets))
         with tf.control_dependencies([now]):
-            received = receive(values, [means[place] for place in range(len(means))])
+            ordered = [means[place] for place in range(len(means))]
+            received = receive(values, ordered, self._waited_s)
         with tf.control_dependencies([*received, arrived]):
             return tf.identity(now)
 
@@ -312,7 +312,7 @@ class Rounds:
         waited_s = time.monotonic() - began_s
         if status.round == self.round:
             return Outcome(False, late, waited_s)
-        self._joined(session.run(self._pull, {self.waited_s: waited_s}))
+        self._joined(session.run(self._pull, {self._waited_s: waited_s}))
         return Outcome(True, late, waited_s)
 
     def beat(self, session: v1.Session, patience: Patience) -> None:
