@@ -94,6 +94,9 @@ class Rounds:
         join: As `receive`, for the values that a worker begins with; None: `receive`.
         after_push: Makes an op on the worker that runs when the values have been read.
         keep_mean: Whether to keep the means on the servers for `receive`.
+        sums: Whether to take sums instead of means.
+        late: A bool placeholder of the caller, fed when `receive` runs: whether the round had
+            ended before this worker's values arrived.
         more: Variables of the caller that belong to one launch as well; see `launch_variable`.
         name: Prefix of the names of variables and accumulators.
 
@@ -117,6 +120,8 @@ class Rounds:
         join: Receive | None = None,
         after_push: Callable[[], tf.Operation] | None = None,
         keep_mean: bool = False,
+        sums: bool = False,
+        late: tf.Tensor | None = None,
         more: Sequence[tf.Variable] = (),
         name: str = "rounds",
     ) -> None:
@@ -141,7 +146,10 @@ class Rounds:
                 dtype = compute_dtype(group.dtype)
                 self._accumulators.append(
                     v1.ConditionalAccumulator(
-                        dtype, [group.size], shared_name=f"{name}/copies_{number}"
+                        dtype,
+                        [group.size],
+                        shared_name=f"{name}/copies_{number}",
+                        reduction_type="SUM" if sums else "MEAN",
                     )
                 )
                 if keep_mean:
@@ -149,6 +157,7 @@ class Rounds:
                     self._means.append(kept)
         self._expected = v1.placeholder(tf.int64, [], f"{name}/expected")
         self._waited_s = v1.placeholder_with_default(tf.constant(0.0, tf.float64), [])
+        self._late = late
         self.start_op = self._make_start()
         self._look = self._make_look()
         self._push = self._make_push(values, after_push)
@@ -312,7 +321,10 @@ class Rounds:
         waited_s = time.monotonic() - began_s
         if status.round == self.round:
             return Outcome(False, late, waited_s)
-        self._joined(session.run(self._pull, {self._waited_s: waited_s}))
+        facts = {self._waited_s: waited_s}
+        if self._late is not None:
+            facts[self._late] = late
+        self._joined(session.run(self._pull, facts))
         return Outcome(True, late, waited_s)
 
     def beat(self, session: v1.Session, patience: Patience) -> None:
