@@ -1,0 +1,1 @@
+"""The synchronizations side by side."""
