@@ -60,10 +60,9 @@ class OwnState:
             raise ValueError(f"`worker` must be >= 0. Received: worker={worker}.")
         self._worker = worker
         self.directory = Path(directory) / f"worker-{worker}"
+        self._named = {variable.op.name: variable for variable in variables}
         with tf.device(variables[0].device):
-            self._saver = v1.train.Saver(
-                {variable.op.name: variable for variable in variables}, max_to_keep=1
-            )
+            self._saver = v1.train.Saver(self._named, max_to_keep=1)
 
     def save(self, session: v1.Session, step: int) -> Path:
         """Write the variables, and remove all but the newest two saves.
@@ -80,9 +79,10 @@ class OwnState:
         unfinished = self.directory / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        self._saver.save(
-            session, str(unfinished / "state"), write_meta_graph=False, write_state=False
-        )
+        with session.graph.as_default():  # eager execution would save something else
+            self._saver.save(
+                session, str(unfinished / "state"), write_meta_graph=False, write_state=False
+            )
         path = self.directory / f"{number:08d}-step-{step}"
         os.replace(unfinished, path)
         for old in saves[: 1 - KEPT]:
@@ -94,8 +94,9 @@ class OwnState:
 
         At step 0 nothing has been sent and nothing waits, so nothing is read. What happened
         between the two steps is not in the state: gradients of that time are lost or, where they
-        have been applied already, may be sent again. It is logged as a warning, as is the loss of
-        everything where there is no save.
+        have been applied already, may be sent again. This is logged as a warning. So is the loss
+        of everything where a worker that has been here before finds no save; one that comes for
+        the first time, and has no directory yet, has nothing to lose.
 
         Args:
             session: A session without hooks; the variables must have been initialised.
@@ -107,25 +108,23 @@ class OwnState:
         Raises:
             OwnStateError: If the save does not fit the variables.
         """
+        came_before = self.directory.is_dir()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        saves = self._saves()
         if not step:
             return None
-        saves = self._saves()
         if not saves:
-            log.warning(
+            log.log(
+                logging.WARNING if came_before else logging.INFO,
                 "Worker %d has no own state in %s, while the model is at step %d: what it had not "
-                "sent then is lost, and how much that was is unknown. It begins with zeros.",
+                "sent before is lost, and how much that was is unknown. It begins with zeros.",
                 self._worker, self.directory, step,
             )  # fmt: skip
             return None
         best = min(saves, key=lambda save: (abs(save.step - step), save.step, -save.number))
-        try:
+        self._check(best.path)
+        with session.graph.as_default():
             self._saver.restore(session, str(best.path / "state"))
-        except (ValueError, tf.errors.OpError) as error:
-            raise OwnStateError(
-                f"{best.path} must hold the state of this worker's variables. Received: "
-                f"{str(error).splitlines()[0]}; restore with the options it was saved with, or "
-                f"remove {self.directory} to begin with zeros."
-            ) from error
         if best.step != step:
             log.warning(
                 "Worker %d continues with its own state of step %d, while the model is at step "
@@ -133,6 +132,26 @@ class OwnState:
                 self._worker, best.step, step,
             )  # fmt: skip
         return best.step
+
+    def _check(self, path: Path) -> None:
+        """Compare names, shapes and dtypes; `Saver` would let another shape in."""
+        wanted = {name: (v.shape.as_list(), v.dtype.base_dtype) for name, v in self._named.items()}
+        try:
+            reader = tf.train.load_checkpoint(str(path / "state"))
+            dtypes = reader.get_variable_to_dtype_map()
+            found = {n: (s, dtypes[n]) for n, s in reader.get_variable_to_shape_map().items()}
+        except (ValueError, RuntimeError, tf.errors.OpError) as error:
+            raise self._misfit(path, str(error).splitlines()[0]) from error
+        for name in sorted(wanted.keys() | found.keys()):
+            if wanted.get(name) != found.get(name):
+                here, there = (_described(part.get(name)) for part in (wanted, found))
+                raise self._misfit(path, f"{name!r} is {there} there and {here} here")
+
+    def _misfit(self, path: Path, received: str) -> OwnStateError:
+        return OwnStateError(
+            f"{path} must hold the state of this worker's variables. Received: {received}; restore "
+            f"with the options it was saved with, or remove {self.directory} to begin with zeros."
+        )
 
     def _saves(self) -> list[_Save]:
         """All complete saves, in the order in which they were made."""
@@ -142,6 +161,10 @@ class OwnState:
             if match:
                 found.append(_Save(int(match[1]), int(match[2]), path))
         return sorted(found)
+
+
+def _described(fact: tuple[list[int], tf.DType] | None) -> str:
+    return f"{fact[1].name} {fact[0]}" if fact else "not"
 
 
 class OwnStateHook(v1.train.SessionRunHook):
@@ -202,8 +225,11 @@ class OwnStateHook(v1.train.SessionRunHook):
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Save when it is time."""
+        if self._every is None:
+            return
+        due = self._saved + self._every
         # Read beside the step, it may be one behind.
-        if self._every is not None and run_values.results >= self._saved + self._every:
+        if run_values.results + 1 >= due and run_context.session.run(self._now) >= due:
             self._save(run_context.session)
 
     def end(self, session: v1.Session) -> None:

@@ -45,6 +45,19 @@ def check_pairs(pairs: Sequence[GradientAndVariable]) -> None:
             )
 
 
+def check_place(device: str, state: tf.Variable) -> None:
+    """Check that a device function has not put a worker's state somewhere else.
+
+    Raises:
+        ValueError: If it has: the gradient's device says nothing.
+    """
+    if not device and state.device:
+        raise ValueError(
+            "The state of gradient compression must be on the worker. Received: a gradient without "
+            f"a device, so that {state.op.name!r} is on {state.device}; name `worker_device`."
+        )
+
+
 def share(name: str, value: Any) -> float:
     """A number in [0, 1).
 

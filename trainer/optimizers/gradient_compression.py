@@ -16,6 +16,7 @@ from deepinsight.trainer.optimizers._apply import (
 )
 from deepinsight.trainer.optimizers._compression_checks import (
     check_pairs,
+    check_place,
     rate_of,
     share,
     whole,
@@ -244,8 +245,10 @@ class GradientCompressionOptimizer(v1.train.Optimizer):
                 gradients = clip_together(gradients, self._limit)
         waiting, taken = [], []
         for gradient, (_, var) in zip(gradients, pairs, strict=True):
-            with tf.device(self._worker_device or _device(gradient)):
+            place = self._worker_device or _device(gradient)
+            with tf.device(place):
                 state = self._state(var)
+                check_place(place, state.velocity)
                 with tf.control_dependencies([state.add(gradient, momentum)]):
                     taken.append(state.take(sparsity, exact=self._exact))
                 waiting.append(state)
