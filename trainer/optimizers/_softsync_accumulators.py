@@ -72,21 +72,25 @@ class Accumulators:
             counts.append(count)
         return counts
 
-    def take(self, counts: Sequence[tf.Tensor]) -> tuple[list[GradientAndVariable], tf.Tensor]:
+    def take(
+        self, counts: Sequence[tf.Tensor], home: str
+    ) -> tuple[list[GradientAndVariable], tf.Tensor]:
         """Take the means, in a branch.
 
         Args:
             counts: What `add` returned; each accumulator is taken from after its own addition.
+            home: Where the second result is wanted.
 
         Returns:
-            (mean, variable) pairs, and what the first accumulator says: gradients taken, their
-            mean staleness, the largest; float64 ``[3]``.
+            (mean, variable) pairs, and what one accumulator says, on `home` if there is one:
+            gradients taken, their mean staleness, the largest; float64 ``[3]``.
         """
         means, says = [], None
+        near = [place for place, v in enumerate(self._variables) if v.device == home]
         for place, (variable, count) in enumerate(zip(self._variables, counts, strict=True)):
             with tf.device(variable.device), tf.control_dependencies([tf.identity(count)]):
                 mean, taken, staleness = self._take(place)
-                if says is None:
+                if place == (near or [0])[0]:
                     taken = tf.expand_dims(tf.cast(taken, tf.float64), 0)
                     says = tf.concat([taken, staleness], 0)
             means.append((mean, variable))

@@ -1,6 +1,5 @@
 """n-softsync: an update for every few gradients, each weighted by how stale it is."""
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,9 +10,15 @@ from deepinsight.traces import stream_name
 from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.optimizers._apply import check_gradient
 from deepinsight.trainer.optimizers._softsync_accumulators import Accumulators, arrived
+from deepinsight.trainer.optimizers._softsync_checks import (
+    check_base,
+    check_graph,
+    check_whole,
+    checked_step,
+    reading,
+)
 from deepinsight.trainer.optimizers._softsync_watch import SoftsyncHook
 from deepinsight.trainer.optimizers._statistics import Report, trace, traceable
-from deepinsight.trainer.optimizers._workers import WorkerOptimizer
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
 from deepinsight.trainer.optimizers.push import Push
 from deepinsight.trainer.optimizers.versions import NO_LIMIT, UpdateCounts, Versions
@@ -73,7 +78,6 @@ class SoftsyncOptimizer(v1.train.Optimizer):
         splits: n, updates per M pushes, 1 … `num_workers`.
         worker_index: This worker, in [0, `num_workers`).
         staleness_weighting: ``"inverse"``: as above; ``"none"``: :math:`\alpha` = 1.
-        use_locking: Passed to the base class; the pushes have a lock in any case.
         name: Name of the optimizer, the same on all workers: a prefix of what they share.
 
     Attributes:
@@ -92,14 +96,19 @@ class SoftsyncOptimizer(v1.train.Optimizer):
         ValueError: If an argument is out of range, or `opt` cannot be a base.
 
     Example:
-        >>> optimizer = SoftsyncOptimizer(base, num_workers=4, splits=2, worker_index=task)
-        >>> train_op = optimizer.minimize(loss)
-        >>> hooks = [optimizer.make_session_run_hook(is_chief=task == 0)]
-        >>> with tf.compat.v1.train.MonitoredTrainingSession(
-        ...     server.target, is_chief=task == 0, hooks=hooks
-        ... ) as session:
-        ...     while not session.should_stop():
-        ...         session.run(train_op)
+        >>> v1 = tf.compat.v1
+        >>> with tf.Graph().as_default():
+        ...     step = v1.train.get_or_create_global_step()
+        ...     w = v1.get_variable("w", initializer=[4.0], use_resource=True)
+        ...     base = v1.train.GradientDescentOptimizer(0.5)
+        ...     optimizer = SoftsyncOptimizer(base, num_workers=2, worker_index=0)
+        ...     push = optimizer.minimize(3 * tf.reduce_sum(w))
+        ...     hook = optimizer.make_session_run_hook(is_chief=True)
+        ...     with v1.train.MonitoredSession(hooks=[hook]) as session:
+        ...         for _ in range(3):
+        ...             _ = session.run(push)
+        ...         print(*session.run([w, step, optimizer.pending]))
+        [2.5] 1 1
 
     References:
         Zhang et al., 2016, Staleness-aware Async-SGD for Distributed Deep Learning. IJCAI.
@@ -114,15 +123,14 @@ class SoftsyncOptimizer(v1.train.Optimizer):
         *,
         worker_index: int,
         staleness_weighting: str = "inverse",
-        use_locking: bool = False,
         name: str = "SoftsyncOptimizer",
     ) -> None:
-        super().__init__(use_locking, name)
-        _check_base(opt)
+        super().__init__(False, name)
+        check_base(opt)
         self._opt = opt
-        self._num_workers = _whole("num_workers", num_workers, 1, None)
-        self._splits = _whole("splits", splits, 1, self._num_workers)
-        self._worker = _whole("worker_index", worker_index, 0, self._num_workers - 1)
+        self._num_workers = check_whole("num_workers", num_workers, 1, None)
+        self._splits = check_whole("splits", splits, 1, self._num_workers)
+        self._worker = check_whole("worker_index", worker_index, 0, self._num_workers - 1)
         if staleness_weighting not in WEIGHTINGS:
             raise ValueError(
                 f"`staleness_weighting` must be 'inverse' or 'none'. "
@@ -163,11 +171,11 @@ class SoftsyncOptimizer(v1.train.Optimizer):
             ValueError: If the graph has no global step.
             RuntimeError: In eager execution.
         """
-        _check_graph()
-        step = _checked_step(None)
+        check_graph()
+        step = checked_step(None)
         with tf.control_dependencies(None), tf.device(step.device):
             pulled = step.read_value()
-        for op in _reading(tf.convert_to_tensor(loss).op):
+        for op in reading(tf.convert_to_tensor(loss).op):
             op._add_control_input(pulled.op)
         self._pulled = step, pulled
         return self._opt.compute_gradients(loss, *args, **kwargs)
@@ -201,7 +209,7 @@ class SoftsyncOptimizer(v1.train.Optimizer):
                 gradient, or it is not known at which global step they were computed.
             RuntimeError: In eager execution, or if called twice.
         """
-        _check_graph()
+        check_graph()
         if self.members is not None:
             raise RuntimeError(
                 "`apply_gradients` must be called once per SoftsyncOptimizer: a push is one "
@@ -212,7 +220,7 @@ class SoftsyncOptimizer(v1.train.Optimizer):
         pairs = [(grad, var) for grad, var in pairs if grad is not None]
         if not pairs:
             raise ValueError("No gradients provided for any variable.")
-        step = _checked_step(global_step)
+        step = checked_step(global_step)
         pulled = self._checked_pull(step, pulled)
         with tf.init_scope():
             self._opt._create_slots([var for _, var in pairs])
@@ -366,7 +374,7 @@ class SoftsyncOptimizer(v1.train.Optimizer):
     ) -> list[tf.Tensor]:
         """In a branch: take and apply; the global step then, what was taken, the base's reports."""
         graph = v1.get_default_graph()
-        means, says = self._accumulators.take(added)
+        means, says = self._accumulators.take(added, self._home)
         known = len(graph.get_operations())
         update = self._opt.apply_gradients(means)
         if counts is None:
@@ -460,69 +468,6 @@ def push_softsync(
         leave_op=optimizer.leave_op,
         members=optimizer.members,
     )
-
-
-def _check_base(opt: Any) -> None:
-    if not isinstance(opt, v1.train.Optimizer):
-        raise ValueError(
-            "`opt` must be a tf.compat.v1.train.Optimizer. "
-            f"Received: {type(opt).__module__}.{type(opt).__qualname__}."
-        )
-    if isinstance(opt, WorkerOptimizer):
-        raise ValueError(
-            "`opt` must not compensate for staleness: it compares the variable with what one "
-            "worker read, and an update of softsync has the gradients of several. Received: "
-            f"{type(opt).__name__}; softsync itself weights by staleness, so use the plain rule."
-        )
-    if isinstance(opt, v1.train.SyncReplicasOptimizer | SoftsyncOptimizer):
-        raise ValueError(
-            "`opt` must apply what it is given: gradients meet in one place only. Received: "
-            f"{type(opt).__name__}; give the optimizer within it."
-        )
-
-
-def _whole(name: str, value: Any, low: int, high: int | None) -> int:
-    wanted = f">= {low}" if high is None else f"in [{low}, {high}]"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"`{name}` must be an int. Received: {name}={value!r}.") from None
-    if not (number >= low and (high is None or number <= high)):
-        raise ValueError(f"`{name}` must be {wanted}. Received: {name}={value!r}.")
-    return number
-
-
-def _check_graph() -> None:
-    if tf.executing_eagerly():
-        raise RuntimeError(
-            "SoftsyncOptimizer must be used in a tf.compat.v1 graph, whose sessions share a "
-            "server. Received: eager execution; build it within `with tf.Graph().as_default():`."
-        )
-
-
-def _checked_step(global_step: tf.Variable | None) -> tf.Variable:
-    step = v1.train.get_global_step() if global_step is None else global_step
-    if step is None or not hasattr(step, "handle") or step.dtype.base_dtype != tf.int64:
-        kind = "none" if step is None else f"{step.name!r}, {step.dtype.base_dtype.name}"
-        raise ValueError(
-            "`global_step` must be an int64 resource variable: staleness is counted with it. "
-            f"Received: {kind}; call tf.compat.v1.train.get_or_create_global_step() first."
-        )
-    return step
-
-
-def _reading(loss: tf.Operation) -> list[tf.Operation]:
-    """The ops, among those that a loss depends on, that read a variable."""
-    known, ahead, found = {loss}, [loss], []
-    while ahead:
-        op = ahead.pop()
-        if any(t.op.type == "VarHandleOp" for t in op.inputs):
-            found.append(op)
-        for other in (*(t.op for t in op.inputs), *op.control_inputs):
-            if other not in known:
-                known.add(other)
-                ahead.append(other)
-    return found
 
 
 def _variable(name: str, value: tf.Tensor) -> tf.Variable:
