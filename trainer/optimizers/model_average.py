@@ -12,15 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.trainer import kernels
 from deepinsight.trainer.cluster.members import Members, Patience
-from deepinsight.trainer.optimizers._apply import (
-    POSITIVE,
-    SHARE,
-    Range,
-    check_hyperparameter,
-    compute_dtype,
-    make_slot,
+from deepinsight.trainer.optimizers._apply import compute_dtype
+from deepinsight.trainer.optimizers._block_update import (
+    RoundUpdate,
+    check_block_momentum,
+    usual_block_momentum,
 )
 from deepinsight.trainer.optimizers._local_copies import (
     GLOBAL_VARIABLE_NAME,
@@ -31,7 +28,7 @@ from deepinsight.trainer.optimizers._local_copies import (
     read_global,
     sum_of_squares,
 )
-from deepinsight.trainer.optimizers._rounds import Rounds, launch_variable
+from deepinsight.trainer.optimizers._rounds import Rounds
 from deepinsight.trainer.optimizers._rounds_hook import RoundFacts, RoundsHook
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.versions import NO_LIMIT
@@ -72,13 +69,6 @@ class ModelAverageCustomGetter(LocalCopiesGetter):
         >>> w.device, getter.global_variables[w].device  # doctest: +SKIP
         ('/job:worker/task:1', '/job:ps/task:0')
     """
-
-
-def usual_block_momentum(workers: int) -> float:
-    r"""The block momentum of Chen and Huo for a number of workers, :math:`1 - 1/M`."""
-    if not workers >= 1:
-        raise ValueError(f"`workers` must be >= 1. Received: workers={workers}.")
-    return 1.0 - 1.0 / workers
 
 
 class ModelAverageOptimizer(v1.train.Optimizer):
@@ -197,9 +187,9 @@ class ModelAverageOptimizer(v1.train.Optimizer):
         self._base, self._chief, self._patience = opt, bool(is_chief), patience
         self._workers = _whole("num_worker", num_worker)
         self._interval = _whole("interval_steps", interval_steps)
-        self._eta = block_momentum
-        self._zeta, self._nesterov = block_learning_rate, bool(block_nesterov)
-        self._check_block_momentum()
+        self._block = check_block_momentum(
+            block_momentum, block_learning_rate, block_nesterov, self._workers
+        )
         self.worker_device = ma_custom_getter.worker_device
         self._worker = place_of_worker(worker_index, self.worker_device, self._workers, self._chief)
         self.global_variables = ma_custom_getter.global_variables
@@ -257,7 +247,7 @@ class ModelAverageOptimizer(v1.train.Optimizer):
         Args:
             grads_and_vars: (gradient, local variable) pairs; a gradient is a tensor, a
                 `tf.IndexedSlices` or None.
-            global_step: Counts rounds; a resource variable.
+            global_step: A variable that counts rounds.
             name: Name of the op.
 
         Returns:
@@ -270,10 +260,11 @@ class ModelAverageOptimizer(v1.train.Optimizer):
         pairs = list(grads_and_vars)
         if not pairs:
             raise ValueError("Must supply at least one variable. Received: no gradients.")
-        if global_step is None or not hasattr(global_step, "handle"):
+        if not isinstance(global_step, tf.Variable):
             raise ValueError(
-                "Global step is required: a resource variable, which counts the rounds. "
-                f"Received: global_step={global_step!r}."
+                "Global step is required: a variable, which counts the rounds. "
+                f"Received: global_step={global_step!r}; pass "
+                "tf.compat.v1.train.get_or_create_global_step()."
             )
         foreign = [variable.name for _, variable in pairs if variable not in self.global_variables]
         if foreign:
@@ -337,55 +328,22 @@ class ModelAverageOptimizer(v1.train.Optimizer):
         targets = list(self.global_variables.values())
         with tf.device(global_step.device):
             self.members = Members(self._workers, f"{self._name}/members")
-        groups = group_variables(targets)
-        self._squares = {}
-        for number, group in enumerate(groups):
-            with tf.device(group.device):
-                self._squares[targets[group.places[0]].ref()] = launch_variable(
-                    f"{self._name}/block_update_{number}", [], tf.float64
-                )
-        if self._eta is not None:
-            for target in targets:
-                make_slot(self, target, "block_update")
+        self._update = RoundUpdate(self, targets, self._block, self._use_locking)
         self._facts, self._global_step = RoundFacts(self._name), global_step
         self.rounds = Rounds(
             list(self.global_variables),
             targets,
-            self._finish,
+            self._update.finish,
             self._receive,
             join=lambda values, *_: self._take_over(values),
             members=self.members,
             worker=self._worker,
             global_step=global_step,
-            keep_mean=self._eta is not None,
-            more=list(self._squares.values()),
+            keep_mean=self._block is not None,
+            more=self._update.variables,
             name=f"{self._name}/rounds",
         )
         self.leave_op = self.rounds.leave_op
-
-    def _finish(self, pairs: Sequence[tuple[tf.Variable, tf.Tensor]]) -> list[tf.Operation]:
-        """The update of the global variables of one group."""
-        step = self._average if self._eta is None else self._block_step
-        done, squares = zip(*[step(target, mean) for target, mean in pairs], strict=True)
-        kept = self._squares[pairs[0][0].ref()]
-        return [*done, kept.assign(tf.add_n(squares), read_value=False)]
-
-    def _average(self, target: tf.Variable, mean: tf.Tensor) -> tuple[tf.Operation, tf.Tensor]:
-        moved = sum_of_squares([mean - tf.cast(target.read_value(), mean.dtype)])
-        with tf.control_dependencies([moved]):
-            value = tf.cast(mean, target.dtype.base_dtype)
-            return target.assign(value, self._use_locking, read_value=False), moved
-
-    def _block_step(self, target: tf.Variable, mean: tf.Tensor) -> tuple[tf.Operation, tf.Tensor]:
-        statistics = kernels.ops().resource_apply_block_momentum(
-            target.handle,
-            self.get_slot(target, "block_update").handle,
-            tf.constant(self._eta, mean.dtype),
-            tf.constant(self._zeta, mean.dtype),
-            tf.cast(mean, target.dtype.base_dtype),
-            use_nesterov=self._nesterov,
-        )
-        return statistics.op, tf.square(statistics[0])
 
     def _receive(
         self, values: Sequence[tf.Tensor], means: Sequence[tf.Tensor], waited_s: tf.Tensor
@@ -397,7 +355,7 @@ class ModelAverageOptimizer(v1.train.Optimizer):
             off.append(tf.cast(local.read_value(), dtype) - tf.cast(mean, dtype))
         known = self._facts.keep(
             distance=tf.sqrt(sum_of_squares(off)),
-            block_update=tf.sqrt(tf.add_n([s.read_value() for s in self._squares.values()])),
+            block_update=self._update.norm(),
             wait_s=waited_s,
             members=self.members,
             global_step=self._global_step,
@@ -432,25 +390,6 @@ class ModelAverageOptimizer(v1.train.Optimizer):
 
         with v1.variable_creator_scope(local):
             yield
-
-    def _check_block_momentum(self) -> None:
-        if self._eta is not None:
-            self._eta = _number("block_momentum", self._eta, SHARE)
-            self._zeta = _number("block_learning_rate", self._zeta, POSITIVE)
-        elif self._zeta != 1 or self._nesterov:
-            raise ValueError(
-                "`block_learning_rate` and `block_nesterov` belong to block momentum. Received: "
-                f"block_learning_rate={self._zeta!r}, block_nesterov={self._nesterov} with "
-                "block_momentum=None; set block_momentum, usually to "
-                f"{usual_block_momentum(self._workers):g}."
-            )
-
-
-def _number(name: str, value: Any, allowed: Range) -> float:
-    checked = check_hyperparameter(name, value, allowed)
-    if not isinstance(checked, float):
-        raise ValueError(f"`{name}` must be a number. Received: {name}={value!r}.")
-    return checked
 
 
 def _whole(name: str, value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Workers that average their models, each with a graph and a session of its own, on real servers."""
+"""Workers that average their models, each with a graph and a session, on real servers."""
 
 import socket
 import threading

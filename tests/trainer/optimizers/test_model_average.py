@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers.model_average import usual_block_momentum
 from deepinsight.trainer.rules import block_momentum_step
 
 from .averaging_workers import Averaging, Place, random_gradients, start_cluster, together
