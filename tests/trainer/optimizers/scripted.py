@@ -30,6 +30,11 @@ def start_cluster(ps):
     return spec, made[-1].target
 
 
+def fresh(cluster):
+    """The same servers, with variables of their own."""
+    return (*cluster[:2], f"container-{next(NUMBERS)}")
+
+
 def initial_values():
     """Dense, table, bias."""
     generator = np.random.default_rng(7)
@@ -90,12 +95,15 @@ class Gate:
 
 
 class Scripted:
-    """A worker in a graph of its own; `build(worker, gate)` returns what a step fetches."""
+    """A worker in a graph of its own; `build(worker, gate)` returns what a step fetches.
+
+    The one of index 0 initialises the variables. `cluster` comes from `fresh`.
+    """
 
     def __init__(self, cluster, index, build):
-        spec, target = cluster
+        spec, target, container = cluster
         self.index, self.graph = index, tf.Graph()
-        with self.graph.as_default():
+        with self.graph.as_default(), self.graph.container(container):
             setter = v1.train.replica_device_setter(
                 cluster=spec, worker_device="/job:worker/task:0"
             )

@@ -18,6 +18,7 @@ from deepinsight.trainer.optimizers.drop_stale import DropStaleGradientOptimizer
 from .scripted import (
     ROWS,
     Scripted,
+    fresh,
     gradients_of,
     initial_values,
     loss_of,
@@ -30,14 +31,19 @@ RATE, MOMENTUM, WORKERS = 0.25, 0.5, 3
 CLOSE = {"rtol": 2e-6, "atol": 2e-6}  # float32, some tens of updates
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one server", "two servers"])
-def cluster(request):
-    return start_cluster(request.param)
-
-
 @pytest.fixture(scope="module")
-def two_servers():
-    return start_cluster(2)
+def clusters():
+    return {ps: start_cluster(ps) for ps in (1, 2)}
+
+
+@pytest.fixture(params=[1, 2], ids=["one server", "two servers"])
+def cluster(request, clusters):
+    return fresh(clusters[request.param])
+
+
+@pytest.fixture
+def two_servers(clusters):
+    return fresh(clusters[2])
 
 
 def momentum():
