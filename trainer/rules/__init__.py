@@ -11,7 +11,9 @@ from deepinsight.trainer.rules.accumulation import (
 )
 from deepinsight.trainer.rules.averaging import (
     block_momentum_step,
+    eamsgd_step,
     elastic_exchange,
+    elastic_round,
     sparse_elastic_exchange,
 )
 from deepinsight.trainer.rules.base import (
@@ -84,7 +86,9 @@ __all__ = [
     "clip_local_gradient",
     "clock_lead",
     "delay_compensated_step",
+    "eamsgd_step",
     "elastic_exchange",
+    "elastic_round",
     "fisher_step_scale",
     "gradient_descent_step",
     "invert_covariances",

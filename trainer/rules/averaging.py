@@ -1,8 +1,17 @@
 """Averaging of workers that train on their own: elastic averaging and block momentum (BMUF)."""
 
+from collections.abc import Callable
+
 import numpy as np
 
-from deepinsight.trainer.rules._checks import positive, rule, same_arrays, share, unit
+from deepinsight.trainer.rules._checks import (
+    floating,
+    positive,
+    rule,
+    same_arrays,
+    share,
+    unit,
+)
 from deepinsight.trainer.rules._rows import checked_indices
 
 
@@ -108,3 +117,91 @@ def block_momentum_step(
     updated = eta * delta + zeta * (mean - param)
     param = param + updated
     return (param + eta * (updated - delta) if use_nesterov else param), updated
+
+
+@rule
+def elastic_round(
+    locals_: np.ndarray, center: np.ndarray, *, moving_rate: float
+) -> tuple[np.ndarray, ...]:
+    r"""Pull the weights of several workers and the centre towards each other, all at once.
+
+    .. math::
+
+        d_i = \alpha (x_i - c); \qquad x_i \leftarrow x_i - d_i; \qquad c \leftarrow c + \sum_i d_i
+
+    The sum of all is conserved up to rounding.
+
+    Args:
+        locals_: The workers' weights :math:`x_i`, shape ``[workers, ...]``, float32 or float64.
+        center: The centre :math:`c`, shape ``[...]``, same dtype.
+        moving_rate: :math:`\alpha` in [0, 1]; the centre is drawn beyond the workers' mean if it
+            is more than 1/workers.
+
+    Returns:
+        ``(locals_, center)`` after the round; the inputs are not modified.
+
+    Raises:
+        ValueError: If shapes or dtypes differ or a scalar is out of range.
+
+    Example:
+        >>> elastic_round(np.array([[8.0], [4.0]]), [0.0], moving_rate=0.25)
+        (array([[6.],
+               [3.]]), array([3.]))
+
+    References:
+        Zhang, Choromanska, LeCun, 2015, Deep learning with Elastic Averaging SGD. NeurIPS.
+        arXiv:1412.6651.
+    """
+    locals_ = floating(locals_=locals_)
+    if locals_.ndim < 1:
+        raise ValueError("`locals_` must have a row per worker. Received: a scalar.")
+    _, center = same_arrays(locals_=np.zeros(locals_.shape[1:], locals_.dtype), center=center)
+    moved = unit(locals_, moving_rate=moving_rate) * (locals_ - center)
+    return locals_ - moved, center + moved.sum(axis=0)
+
+
+def eamsgd_step(
+    param: np.ndarray,
+    velocity: np.ndarray,
+    gradient: Callable[[np.ndarray], np.ndarray],
+    *,
+    learning_rate: float,
+    momentum: float,
+) -> tuple[np.ndarray, ...]:
+    r"""Apply a worker's own step of EAMSGD, the elastic averaging with Nesterov's momentum.
+
+    .. math::
+
+        v \leftarrow \delta v - \eta \nabla f(x + \delta v); \qquad x \leftarrow x + v
+
+    Its exchange with the centre is `elastic_exchange` of x.
+
+    Args:
+        param: The worker's weights :math:`x`, shape ``[...]``, float32 or float64.
+        velocity: :math:`v`, same shape and dtype, 0 at first.
+        gradient: Returns :math:`\nabla f` at a point, same shape and dtype.
+        learning_rate: :math:`\eta`, > 0.
+        momentum: :math:`\delta` in [0, 1); 0.99 in the paper.
+
+    Returns:
+        ``(param, velocity)`` after the step; the inputs are not modified.
+
+    Raises:
+        ValueError: If shapes or dtypes differ or a scalar is out of range.
+
+    Example:
+        >>> x, v = eamsgd_step([1.0], [1.0], lambda at: at, learning_rate=0.5, momentum=0.5)
+        >>> x, v  # the gradient is taken at 1.5
+        (array([0.75]), array([-0.25]))
+
+    References:
+        Zhang, Choromanska, LeCun, 2015, Deep learning with Elastic Averaging SGD. NeurIPS.
+        arXiv:1412.6651.
+    """
+    param, velocity = same_arrays(param=param, velocity=velocity)
+    eta = positive(param, learning_rate=learning_rate)
+    delta = share(param, momentum=momentum)
+    grad = gradient(param + delta * velocity)
+    param, velocity, grad = same_arrays(param=param, velocity=velocity, grad=grad)
+    velocity = delta * velocity - eta * grad
+    return param + velocity, velocity

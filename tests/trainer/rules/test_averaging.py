@@ -33,17 +33,81 @@ def test_a_sparse_exchange_moves_each_named_row_once(local, center, indices):
     np.testing.assert_array_equal((local, center), copies)
 
 
+@given(hnp.arrays(np.float32, (3, 4, 2), elements=st.integers(-1000, 1000).map(float)), GRID)
+@settings(deadline=None)
+def test_a_round_takes_all_distances_from_the_same_center(locals_, center):
+    copies = locals_.copy(), center.copy()
+    x, c = rules.elastic_round(locals_, center, moving_rate=0.25)
+    for mine, moved in zip(locals_, x, strict=True):
+        np.testing.assert_array_equal(
+            moved, rules.elastic_exchange(mine, center, moving_rate=0.25)[0]
+        )
+    np.testing.assert_array_equal(x.sum(axis=0) + c, locals_.sum(axis=0) + center)
+    np.testing.assert_array_equal(locals_, copies[0])
+    np.testing.assert_array_equal(center, copies[1])
+    alone = rules.elastic_round(locals_[:1], center, moving_rate=0.25)
+    one = rules.elastic_exchange(locals_[0], center, moving_rate=0.25)
+    np.testing.assert_array_equal(alone[0][0], one[0])
+    np.testing.assert_array_equal(alone[1], one[1])
+
+
+def test_eamsgd_is_nesterov_momentum_seen_from_the_weights():
+    # TensorFlow's Nesterov keeps the look-ahead x + delta v and the slot -v / eta.
+    rng = np.random.default_rng(5)
+    eta, delta = 0.1, 0.99
+    start, target = rng.normal(size=(2, 6))
+    x, v, ahead, slot = start, np.zeros(6), start, np.zeros(6)
+    for _ in range(30):
+        x, v = rules.eamsgd_step(
+            x, v, lambda at: 2 * (at - target), learning_rate=eta, momentum=delta
+        )
+        ahead, slot = rules.momentum_step(
+            ahead, slot, 2 * (ahead - target), learning_rate=eta, momentum=delta, use_nesterov=True
+        )
+        np.testing.assert_allclose(x + delta * v, ahead, rtol=1e-9)
+        np.testing.assert_allclose(v, -eta * slot, rtol=1e-9)
+
+
+def test_eamsgd_without_momentum_is_gradient_descent():
+    x, v = rules.eamsgd_step([2.0], [5.0], lambda at: 3 * at, learning_rate=0.5, momentum=0)
+    assert (x.tolist(), v.tolist()) == ([-1.0], [-3.0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"momentum": 1.0}, "`momentum` must be >= 0 and < 1"),
+        ({"learning_rate": 0.0}, "`learning_rate` must be finite and > 0"),
+        ({"velocity": [0.0, 0.0]}, "`velocity` must have the shape of `param`"),
+        ({"gradient": lambda at: at[:0]}, "`grad` must have the shape of `param`"),
+    ],
+)
+def test_an_eamsgd_step_out_of_range_is_refused(wrong, match):
+    right = {
+        "param": [1.0], "velocity": [0.0], "gradient": lambda at: at,
+        "learning_rate": 0.1, "momentum": 0.9,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=match):
+        rules.eamsgd_step(**right | wrong)
+
+
 @pytest.mark.parametrize("rate", [-0.1, 1.1, np.nan])
 def test_a_moving_rate_out_of_range_is_refused(rate):
     with pytest.raises(ValueError, match="`moving_rate` must be >= 0 and <= 1"):
         rules.elastic_exchange([1.0], [0.0], moving_rate=rate)
     with pytest.raises(ValueError, match="`moving_rate` must be >= 0 and <= 1"):
         rules.sparse_elastic_exchange([1.0], [0.0], [0], moving_rate=rate)
+    with pytest.raises(ValueError, match="`moving_rate` must be >= 0 and <= 1"):
+        rules.elastic_round(np.ones((2, 1)), np.ones(1), moving_rate=rate)
 
 
 def test_an_exchange_of_unlike_arrays_is_refused():
     with pytest.raises(ValueError, match=r"`center` must have the shape of `local`, \(1,\)"):
         rules.elastic_exchange([1.0], [0.0, 1.0], moving_rate=0.5)
+    with pytest.raises(ValueError, match=r"`center` must have the shape of `locals_`, \(1,\)"):
+        rules.elastic_round(np.ones((2, 1)), np.ones(2), moving_rate=0.5)
+    with pytest.raises(ValueError, match="`locals_` must have a row per worker"):
+        rules.elastic_round(1.0, np.ones(()), moving_rate=0.5)
     for shape, index in (((2,), 2), ((2,), -1), ((), 0)):
         with pytest.raises(ValueError, match=rf"indices\[0\] = {index}\."):
             rules.sparse_elastic_exchange(np.ones(shape), np.ones(shape), [index], moving_rate=0.5)
