@@ -1,14 +1,14 @@
-"""The exchange of a worker with the centre, as ops: one message each way and server."""
+"""The exchange of a worker with the centre: one message each way and server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from deepinsight.trainer import kernels
+from deepinsight.trainer.cluster.members import Patience
 from deepinsight.trainer.optimizers._apply import compute_dtype
 from deepinsight.trainer.optimizers._elastic_bytes import carry
-from deepinsight.trainer.optimizers.versions import NO_LIMIT
 
 v1 = tf.compat.v1
 LARGE = 2**20  # bytes from which a variable travels alone: copying it would cost more
@@ -40,20 +40,6 @@ class Tie(NamedTuple):
         return self.local.assign(value, read_value=False)
 
 
-class Exchange(NamedTuple):
-    """One exchange.
-
-    Attributes:
-        op: Makes it.
-        distance: Norm of the distance between worker and centre before it, float64 scalar.
-        step: The global step after it, int64 scalar; None without a global step.
-    """
-
-    op: tf.Operation
-    distance: tf.Tensor
-    step: tf.Tensor | None
-
-
 def by_devices(ties: Sequence[Tie]) -> dict[tuple[str, str], list[Tie]]:
     """The ties of each pair of devices, the centre's first."""
     groups: dict[tuple[str, str], list[Tie]] = {}
@@ -62,40 +48,72 @@ def by_devices(ties: Sequence[Tie]) -> dict[tuple[str, str], list[Tie]]:
     return groups
 
 
-def exchange(ties: Sequence[Tie], moving_rate: float, global_step: tf.Variable | None) -> Exchange:
-    """Exchange with the centre as it is, whoever else does.
+class Exchange:
+    """Exchanges with the centre as it is, whoever else does; built in the scope without devices.
+
+    Each centre moves, and the worker learns by how much, under one lock. A session hook can use it
+    as it uses `Rounds`, where nobody waits for anybody.
 
     Args:
         ties: The worker's variables and their centres.
         moving_rate: Share of the distance by which both sides move, in [0, 1].
-        global_step: Raised by one; None: nothing is counted.
+        global_step: Raised by one by each exchange; None: nothing is counted.
+        note: Gets the norm of the distance before the exchange, a float64 scalar; makes an op.
 
-    Returns:
-        The exchange. Each centre moves, and the worker learns by how much, under one lock.
+    Attributes:
+        leave_op: Does nothing: nobody waits for this worker.
     """
+
+    def __init__(
+        self,
+        ties: Sequence[Tie],
+        moving_rate: float,
+        global_step: tf.Variable | None,
+        note: Callable[[tf.Tensor], tf.Operation],
+    ) -> None:
+        self._join = tf.group(*fetch_centers(ties))
+        self._exchange = _exchange(ties, moving_rate, global_step, note)
+        self.leave_op = tf.no_op()
+
+    def begin(self, session: v1.Session, *, starts: bool, patience: Patience) -> None:
+        """Begin at the centre."""
+        del starts, patience
+        session.run(self._join)
+
+    def exchange(self, session: v1.Session, patience: Patience) -> None:
+        """Make an exchange."""
+        del patience
+        session.run(self._exchange)
+
+    def beat(self, session: v1.Session, patience: Patience) -> None:
+        """Nobody waits for a sign of life."""
+
+
+def _exchange(
+    ties: Sequence[Tie],
+    moving_rate: float,
+    global_step: tf.Variable | None,
+    note: Callable[[tf.Tensor], tf.Operation],
+) -> tf.Operation:
     done: list[tf.Operation | tf.Tensor] = []
     squares: list[tf.Tensor] = []
-    step = None
     for (there, here), mine in by_devices(ties).items():
         with tf.device(here):
             sent = [tie.weights() for tie in mine]
-        counted = step is None and global_step is not None and global_step.device == there
         with tf.device(there):
             reply = _pull(mine, carry(sent, there, limit=LARGE), moving_rate)
-            if counted:
+            if global_step is not None and global_step.device == there:
                 with tf.control_dependencies(reply):
-                    reply.append(raise_step(global_step))
+                    done.append(raise_step(global_step))
+                global_step = None
         arrived = carry(reply, here, limit=LARGE)
-        if counted:
-            step = arrived.pop()
         squares.append(arrived.pop())
         done += _take(mine, arrived)
-    if global_step is not None and step is None:
+    if global_step is not None:  # it is where no centre is
         with tf.control_dependencies(done), tf.device(global_step.device):
-            step = raise_step(global_step)
+            done.append(raise_step(global_step))
     with tf.device(ties[0].local.device):
-        distance = tf.sqrt(tf.add_n(squares))
-        return Exchange(tf.group(*done, *([] if step is None else [step])), distance, step)
+        return tf.group(*done, note(tf.sqrt(tf.add_n(squares))))
 
 
 def _pull(ties: Sequence[Tie], weights: Sequence[tf.Tensor], moving_rate: float) -> list[tf.Tensor]:
@@ -123,15 +141,10 @@ def _take(ties: Sequence[Tie], arrived: Sequence[tf.Tensor]) -> list[tf.Operatio
     return done
 
 
-def raise_step(global_step: tf.Variable) -> tf.Tensor:
-    """Raise a global step by one, under the scope's control dependencies; its new value, int64."""
-    dtype = global_step.dtype.base_dtype
-    if not hasattr(global_step, "handle"):
-        return tf.cast(v1.assign_add(global_step, tf.ones([], dtype)), tf.int64)
-    before = tf.raw_ops.ResourceCountUpTo(
-        resource=global_step.handle, limit=min(NO_LIMIT, dtype.max), T=dtype
-    )
-    return tf.cast(before, tf.int64) + 1
+def raise_step(global_step: tf.Variable) -> tf.Operation:
+    """Raise a global step by one, under the scope's control dependencies."""
+    one = tf.ones([], global_step.dtype.base_dtype)
+    return v1.assign_add(global_step, one).op
 
 
 def fetch_centers(ties: Sequence[Tie]) -> list[tf.Operation]:

@@ -1,17 +1,34 @@
 """What a worker of elastic averaging keeps to itself, and what its optimizer must reveal."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from deepinsight.collectors.collection import trace_tensor, traced_tensors
+from deepinsight.traces import stream_name
 from deepinsight.trainer.optimizers._elastic_exchange import Tie
 from deepinsight.trainer.optimizers._statistics import traceable
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+from deepinsight.trainer.optimizers.versions import NO_LIMIT
 
 v1 = tf.compat.v1
 NAN = float("nan")
+
+
+class _Fact(NamedTuple):
+    name: str
+    unit: str
+    description: str
+
+
+FACTS = (
+    _Fact("distance_to_center", "1", "Norm of this worker's weights minus the centre, before its "
+          "last exchange."),
+    _Fact("rounds", "exchanges", "Exchanges of this worker in this session."),
+    _Fact("wait_time", "s", "How long this worker has waited for the others in its last round."),
+    _Fact("live_workers", "workers", "Workers that rounds waited for after the last one."),
+)  # fmt: skip
 
 
 class OwnState:
@@ -19,59 +36,94 @@ class OwnState:
 
     Args:
         device: The worker's device.
-        name: Prefix of the names.
+        name: Name of the optimizer.
 
     Attributes:
         local_step: Own steps, int64.
-        distance: Norm of the distance to the centre at the last exchange, float64; NaN at first.
-        exchanges: Exchanges of this worker, int64.
+        facts: What is known of the last exchange, float64; NaN before the first.
         look_ahead: Learning rate times momentum of the last step, float64: a Nesterov variable is
             as many times its momentum slot behind the weights.
     """
 
     def __init__(self, device: str, name: str) -> None:
         self._device, self._name = device, name
-        self.local_step = self.number("local_step", 0, tf.int64)
-        self.distance = self.number("distance_to_center", NAN)
-        self.exchanges = self.number("exchanges", 0, tf.int64)
-        self.look_ahead = self.number("look_ahead", 0.0)
+        self.local_step = self.make(f"{name}/local_step", tf.zeros([], tf.int64))
+        nothing = tf.fill([len(FACTS)], tf.constant(NAN, tf.float64))
+        self.facts = self.make(f"{name}/last_exchange", nothing)
+        self._exchanges = self.make(f"{name}/exchanges", tf.zeros([], tf.int64))
+        self.look_ahead = self.make(f"{name}/look_ahead", tf.zeros([], tf.float64))
 
-    def number(self, name: str, value: float, dtype: tf.DType = tf.float64) -> tf.Variable:
-        """One number more, a local variable."""
-        return self.make(f"{self._name}/{name}", tf.constant(value, dtype))
-
-    def make(self, name: str, value: Any) -> tf.Variable:
+    def make(self, name: str, value: tf.Tensor) -> tf.Variable:
         """A local variable on the worker."""
         with tf.init_scope(), v1.name_scope(None), v1.device(None), tf.device(self._device):
             return v1.Variable(
-                value() if callable(value) else value,
+                value,
                 trainable=False,
                 collections=[v1.GraphKeys.LOCAL_VARIABLES],
                 name=name,
                 use_resource=True,
             )
 
-    def count_step(self) -> tuple[tf.Operation, tf.Tensor]:
-        """Count an own step after the scope's control dependencies; the op, and the count then."""
-        counted = self.local_step.assign_add(1, read_value=False)
-        with tf.control_dependencies([counted]):
-            return counted, self.local_step.read_value()
+    def count_step(self) -> tf.Tensor:
+        """Count an own step after the scope's control dependencies; the count before, int64."""
+        with tf.device(self._device):
+            return _fetch_and_add(self.local_step)
 
-    def count_exchange(self, distance: tf.Tensor) -> tf.Operation:
-        """Note an exchange."""
-        return tf.group(
-            self.distance.assign(distance, read_value=False),
-            self.exchanges.assign_add(1, read_value=False),
-        )
+    def note_exchange(
+        self, distance: tf.Tensor, waited_s: tf.Tensor | None, live: tf.Tensor | None
+    ) -> tf.Operation:
+        """Note an exchange.
+
+        Args:
+            distance: Norm of the distance before it, float64 scalar.
+            waited_s: Seconds that this worker has waited, or None.
+            live: Members after it, int64 scalar, or None.
+        """
+        with tf.device(self._device):
+            number = tf.constant(NAN, tf.float64)
+            facts = [
+                distance,
+                tf.cast(_fetch_and_add(self._exchanges) + 1, tf.float64),
+                number if waited_s is None else waited_s,
+                number if live is None else tf.cast(live, tf.float64),
+            ]
+            return self.facts.assign(tf.stack(facts), read_value=False)
+
+    def offer(self, rounds: bool) -> None:
+        """Let the session hook record what is known of the last exchange.
+
+        Args:
+            rounds: Whether exchanges are rounds, in which workers wait.
+        """
+        if not traceable():
+            return
+        offered = FACTS if rounds else FACTS[:2]
+        prefix = _free_prefix(self._name)
+        with tf.init_scope(), v1.device(None), tf.device(self._device):
+            values = tf.unstack(self.facts.read_value())
+        for fact, value in zip(offered, values, strict=False):
+            trace_tensor(
+                f"{prefix}/{fact.name}",
+                value,
+                fact.unit,
+                description=fact.description,
+                details={"optimizer": self._name},
+                every_n_steps=None,
+            )
 
 
-def offer(name: str, variable: tf.Variable, unit: str, description: str) -> None:
-    """Let the session hook record a number; what comes second in a graph is not recorded."""
+def _free_prefix(optimizer: str) -> str:
+    """``sync``, and for what comes second in a graph ``sync/<optimizer>``."""
     taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
-    if traceable() and name not in taken:
-        with tf.device(variable.device):
-            value = variable.read_value()
-        trace_tensor(name, value, unit, description=description, every_n_steps=None)
+    prefix, number = "sync", 0
+    while any(f"{prefix}/{fact.name}" in taken for fact in FACTS):
+        name = stream_name(f"sync/{optimizer}")
+        prefix, number = f"{name}_{number}" if number else name, number + 1
+    return prefix
+
+
+def _fetch_and_add(counter: tf.Variable) -> tf.Tensor:
+    return tf.raw_ops.ResourceCountUpTo(resource=counter.handle, limit=NO_LIMIT, T=tf.int64)
 
 
 def keep_local(make: Callable[[], Any]) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
-from deepinsight.trainer.optimizers._elastic_exchange import Tie, exchange, fetch_centers
+from deepinsight.trainer.optimizers._elastic_exchange import Exchange, Tie, fetch_centers
 from deepinsight.trainer.optimizers._elastic_getter import ElasticAverageCustomGetter
-from deepinsight.trainer.optimizers._elastic_hook import ExchangeHook
+from deepinsight.trainer.optimizers._elastic_rounds import make_rounds
 from deepinsight.trainer.optimizers._elastic_state import (
     NAN,
     OwnState,
@@ -20,7 +20,6 @@ from deepinsight.trainer.optimizers._elastic_state import (
     keep_local,
     keep_look_ahead,
     learning_rate_of,
-    offer,
     with_look_ahead,
 )
 from deepinsight.trainer.optimizers._local_copies import (
@@ -29,6 +28,8 @@ from deepinsight.trainer.optimizers._local_copies import (
     VariableMap,
     check_copies,
 )
+from deepinsight.trainer.optimizers._rounds import Rounds
+from deepinsight.trainer.optimizers._rounds_hook import RoundsHook
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 
 __all__ = [
@@ -98,12 +99,11 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
         patience: How long a round waits for workers that do not move.
 
     Attributes:
-        global_variables: The centre of each worker's variable.
-        local_step: Own steps of this worker; int64, on the worker.
-        members: Whom rounds wait for; None if not synchronous or not yet built.
+        members: Whom rounds wait for; None where there are none. It is there, as what the
+            properties return, once the hook was made and gradients were applied.
 
     Raises:
-        ValueError: If an argument is out of range, or the getter has made no variable.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -168,9 +168,10 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
         self._synchronous, self._patience = bool(synchronous), patience
         self._state = OwnState(ea_custom_getter.worker_device, name)
         self._known, self._trained = VariableMap(), VariableMap()
-        self._steps: dict[tf.Operation, tf.Tensor] = {}
+        self._counts: dict[tf.Operation, tf.Tensor] = {}
         self._global_step: tf.Variable | None = None
-        self._exchange: tf.Operation | None = None
+        self._worker: int | None = None
+        self._turns: Rounds | Exchange | None = None
         self.members: Members | None = None
         self._track_trackable(opt, "opt")
 
@@ -180,12 +181,41 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
         return self._getter.global_variables
 
     @property
+    def exported(self) -> dict[str, tf.Variable]:
+        """The centres by the names of the variables that the model asked for."""
+        return {local.op.name: center for local, center in self.global_variables.items()}
+
+    @property
     def local_step(self) -> tf.Variable:
-        """Own steps of this worker: an int64 scalar on the worker, in no checkpoint."""
+        """Own steps of this worker in this session: an int64 scalar on the worker."""
         return self._state.local_step
 
+    @property
+    def local_variables(self) -> list[tf.Variable]:
+        """State of this worker: its weights, what it knows of the centre, and that of `opt`."""
+        return [*self.global_variables, *self._known.values(), *self._opt.variables()]
+
+    @property
+    def launch_variables(self) -> list[tf.Variable]:
+        """Variables that belong to one launch: set by `start_op`, in no checkpoint."""
+        turns = self._built()
+        if isinstance(turns, Exchange):
+            return []
+        return [*turns.variables, *self.members.variables]
+
+    @property
+    def start_op(self) -> tf.Operation | None:
+        """What the chief runs once per launch, after variables were initialised or restored."""
+        turns = self._built()
+        return None if isinstance(turns, Exchange) else turns.start_op
+
+    @property
+    def leave_op(self) -> tf.Operation:
+        """What a worker runs when it takes part no more; the hook runs it at the end."""
+        return self._built().leave_op
+
     def set_local_step(self, session: v1.Session, step: int) -> None:
-        """Let the own steps go on from a number, as after a restart.
+        """Go on counting own steps from a number, such as the one that a checkpoint is for.
 
         Args:
             session: A session without hooks.
@@ -240,8 +270,8 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
             grad_loss,
         )
         for _, variable in pairs:
-            self._check_centre(variable)
-        return add_penalty(pairs, self._rho, self._known_centre) if self._penalises else pairs
+            self._check_center(variable)
+        return add_penalty(pairs, self._rho, self._known_center) if self._penalises else pairs
 
     def apply_gradients(
         self,
@@ -269,23 +299,29 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
                 "exchange is made by a session hook. Received: a call elsewhere."
             )
         pairs = list(grads_and_vars)
-        for gradient, variable in pairs:
-            if gradient is not None:
-                self._trained.add(variable, self._check_centre(variable))
-        if self._synchronous and global_step is None:
+        trained = [variable for gradient, variable in pairs if gradient is not None]
+        if self._turns is not None and any(v not in self._trained for v in trained):
             raise ValueError(
-                "`global_step` must be given for synchronous exchanges: it counts the rounds. "
-                "Received: None."
+                "`apply_gradients` must be called for all variables before what it exchanges is "
+                "asked for. Received: a variable that it has not seen before."
             )
+        if self._synchronous and not hasattr(global_step, "handle"):
+            raise ValueError(
+                "`global_step` must be a resource variable for synchronous exchanges: it counts "
+                f"the rounds. Received: global_step={global_step!r}."
+            )
+        for variable in trained:
+            self._trained.add(variable, self._check_center(variable))
         self._global_step = self._global_step if global_step is None else global_step
         applied = [keep_local(lambda: self._opt.apply_gradients(pairs))]
         if is_nesterov(self._opt):
             applied.append(keep_look_ahead(self._opt, self._state))
-        with tf.control_dependencies(applied), tf.device(self.local_step.device):
-            counted, count = self._state.count_step()
-        self._steps[counted] = count
-        self._offer()
-        op = tf.group(counted, name=name or self._name)
+        with tf.control_dependencies(applied):
+            count = self._state.count_step()
+        if not self._counts:
+            self._state.offer(self._synchronous)
+        self._counts[count.op] = count + 1
+        op = tf.group(count.op, name=name or self._name)
         v1.add_to_collection(v1.GraphKeys.TRAIN_OP, op)
         return op
 
@@ -303,22 +339,32 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
         with tf.init_scope(), v1.device(None):
             return tf.group(*fetch_centers(self._ties(self.global_variables)))
 
-    def make_session_run_hook(self, is_chief: bool, task_index: int) -> v1.train.SessionRunHook:
+    def make_session_run_hook(
+        self, is_chief: bool, task_index: int, *, starts: bool | None = None
+    ) -> v1.train.SessionRunHook:
         """The hook that sets the worker's variables to the centre, and exchanges when it is due.
 
         Args:
             is_chief: Whether this worker is the chief.
-            task_index: Index of this worker, in [0, num_worker).
+            task_index: Index of this worker, in [0, num_worker), different for each.
+            starts: Whether the hook runs `start_op`; None: if this is the chief.
 
         Raises:
             ValueError: If the index is out of range.
         """
-        if not 0 <= operator.index(task_index) < self._num_worker:
+        self._worker = operator.index(task_index)
+        if not 0 <= self._worker < self._num_worker:
             raise ValueError(
                 f"`task_index` must be >= 0 and < {self._num_worker}, the number of workers. "
                 f"Received: task_index={task_index!r}."
             )
-        return _Hook(self, is_chief, task_index)
+        return RoundsHook(
+            self._built,
+            self._counts,
+            interval_steps=self._period,
+            starts=bool(is_chief if starts is None else starts),
+            patience=self._patience,
+        )
 
     def swapping_saver(
         self, var_list: Any = None, name: str = "swapping_saver", **kwargs: Any
@@ -360,7 +406,7 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
     def _penalises(self) -> bool:
         return tf.is_tensor(self._rho) or self._rho > 0
 
-    def _check_centre(self, variable: tf.Variable) -> tf.Variable:
+    def _check_center(self, variable: tf.Variable) -> tf.Variable:
         if variable not in self.global_variables:
             raise ValueError(
                 "A variable must have a centre to be trained with elastic averaging. Received: "
@@ -369,65 +415,59 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
             )
         return self.global_variables[variable]
 
-    def _known_centre(self, local: tf.Variable) -> tf.Variable:
+    def _known_center(self, local: tf.Variable) -> tf.Variable:
         """The worker's copy of the centre; it is not a number until the first was fetched."""
         if local not in self._known:
-            value = lambda: tf.fill(local.shape, tf.constant(NAN, local.dtype.base_dtype))  # noqa: E731
+            with tf.init_scope(), v1.device(None), tf.device(local.device):
+                nothing = tf.fill(local.shape, tf.constant(NAN, local.dtype.base_dtype))
             name = f"{LOCAL_VARIABLE_NAME}/{local.op.name}"
-            self._known.add(local, self._state.make(name, value))
+            self._known.add(local, self._state.make(name, nothing))
         return self._known[local]
 
     def _ties(self, variables: Iterable[tf.Variable]) -> list[Tie]:
         knows = self._penalises or self._synchronous
         return [
-            Tie(local, self._check_centre(local), self._known_centre(local) if knows else None)
+            Tie(local, self._check_center(local), self._known_center(local) if knows else None)
             for local in variables
         ]
 
-    def _offer(self) -> None:
-        for name, variable, unit, description in (
-            ("distance_to_center", self._state.distance, "1",
-             "Norm of the distance between this worker's weights and the centre at its last "
-             "exchange."),
-            ("rounds", self._state.exchanges, "exchanges", "Exchanges of this worker."),
-        ):  # fmt: skip
-            offer(f"sync/{name}", variable, unit, description)
-
-    def _build(self, worker: int) -> dict[tf.Operation, tf.Tensor]:
-        """Build the exchange, once; returns what counts own steps."""
-        if not self._steps:
+    def _built(self) -> Rounds | Exchange:
+        """What the hook does when an exchange is due; it is built when it is first asked for."""
+        if self._turns is not None:
+            return self._turns
+        if not self._counts or self._worker is None:
             raise ValueError(
-                "`apply_gradients` or `minimize` must be called before the session is made. "
-                "Received: a hook of an optimizer without a training step."
+                "`apply_gradients` or `minimize`, and `make_session_run_hook`, must be called "
+                "first: they make what exchanges need. Received: one of them was not."
             )
-        if self._exchange is None:
-            check_copies(self._trained)
-            with tf.init_scope(), v1.device(None):
-                ties = self._ties(self._trained)
-                if is_nesterov(self._opt):
-                    ties = [with_look_ahead(tie, self._opt, self._state) for tie in ties]
-                made = exchange(ties, self._moving_rate, self._global_step)
-                with tf.device(self.local_step.device):
-                    noted = self._state.count_exchange(made.distance)
-                self._exchange = tf.group(made.op, noted)
-        return self._steps
+        check_copies(self._trained)
+        with tf.init_scope(), v1.device(None), v1.name_scope(None), v1.name_scope(f"{self._name}/"):
+            ties = self._ties(self._trained)
+            if is_nesterov(self._opt):
+                ties = [with_look_ahead(tie, self._opt, self._state) for tie in ties]
+            if self._synchronous:
+                self._turns = self._make_rounds(ties)
+            else:
+                self._turns = Exchange(ties, self._moving_rate, self._global_step, self._note)
+        return self._turns
 
+    def _make_rounds(self, ties: Sequence[Tie]) -> Rounds:
+        with tf.device(self._global_step.device):
+            self.members = Members(self._num_worker, f"{self._name}/members")
+        with tf.device(self._getter.worker_device):
+            return make_rounds(
+                ties,
+                self._moving_rate,
+                members=self.members,
+                worker=self._worker,
+                global_step=self._global_step,
+                note=self._note,
+                name=self._name,
+            )
 
-class _Hook(ExchangeHook):
-    def __init__(self, optimizer: ElasticAverageOptimizer, is_chief: bool, worker: int) -> None:
-        super().__init__(optimizer._period)
-        self._optimizer, self._is_chief, self._worker = optimizer, is_chief, worker
-
-    def begin(self) -> None:
-        self._init_op = self._optimizer.get_init_op(self._worker)
-        self.count(self._optimizer._build(self._worker))
-
-    def after_create_session(self, session: v1.Session, coord: Any) -> None:
-        del coord
-        session.run(self._init_op)
-
-    def exchange(self, session: v1.Session) -> None:
-        session.run(self._optimizer._exchange)
+    def _note(self, distance: tf.Tensor, waited_s: tf.Tensor | None = None) -> tf.Operation:
+        live = None if self.members is None else self.members.count()
+        return self._state.note_exchange(distance, waited_s, live)
 
 
 def _by_name(variables: Iterable[Any]) -> dict[str, Any]:

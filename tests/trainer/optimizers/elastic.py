@@ -1,6 +1,7 @@
 """Workers of elastic averaging on real servers, one step at a time."""
 
 import socket
+import threading
 
 import numpy as np
 import tensorflow as tf
@@ -117,3 +118,23 @@ def descend(state, gradients, rate):
     table = state["table"].copy()
     np.subtract.at(table, indices, np.float32(rate) * rows)
     return {"w": state["w"] - np.float32(rate) * dense, "table": table}
+
+
+def together(*steps, timeout_s=60):
+    """Run steps at once, each in a thread; raise what one of them raises."""
+    errors = []
+
+    def run(step):
+        try:
+            step()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(step,), daemon=True) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a step did not end"
