@@ -95,8 +95,8 @@ def version_or_reason(folder: Path, key: object) -> str:
         return f"{key}:{error}"
 
 
-def look(folder: Path, key: object) -> tuple[list[Component], str | None]:
-    """The banner of a run and the version it belongs to."""
+def look(folder: Path, key: object, *, named: bool = False) -> tuple[list[Component], str | None]:
+    """The banner of a run, with its name if there are several, and the version it belongs to."""
     version = version_or_reason(folder, key)
     if key is None:
         empty = "There are no runs in this folder yet. They appear here as soon as one is written."
@@ -104,7 +104,8 @@ def look(folder: Path, key: object) -> tuple[list[Component], str | None]:
         return [message(text)], None
     try:
         with opened(folder, key) as run:
-            return run_banner(shortened(summarise_run(run), folder)), version
+            summary = shortened(summarise_run(run), folder)
+            return run_banner(summary, str(key) if named else ""), version
     except DeepInsightError as error:
         return [message(without_folder(str(error), folder), "error")], version
     except Exception:
@@ -125,8 +126,8 @@ def without_folder(text: str, folder: Path) -> str:
     return text
 
 
-def run_banner(summary: RunSummary) -> list[Component]:
-    """One line about a run, and a line for each of its warnings."""
+def run_banner(summary: RunSummary, name: str = "") -> list[Component]:
+    """One line about a run, with its name if it is given, and a line for each of its warnings."""
     what = [summary.setting(name) for name in ("model", "optimizer", "synchronization")]
     facts = [
         *(part for part in what if part),
@@ -137,7 +138,8 @@ def run_banner(summary: RunSummary) -> list[Component]:
     ]
     facts_line = html.Span([html.Span(fact) for fact in facts], className="facts")
     warnings = [message(text, "warning") for text in summary.warnings]
-    return [html.Div([badge(summary.status), facts_line], className="status-line"), *warnings]
+    parts = [html.Strong(name), badge(summary.status), facts_line][0 if name else 1 :]
+    return [html.Div(parts, className="status-line"), *warnings]
 
 
 def figure_or_reason(draw: Callable[..., go.Figure]) -> Callable[..., Drawn]:

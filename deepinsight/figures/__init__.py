@@ -1,5 +1,7 @@
 """One figure per file: ``compute_…_info`` reads the evidence, ``plot_…`` draws it."""
 
+from deepinsight.figures._clock import AXIS_TITLES, Against
+from deepinsight.figures._optimizer_drawing import plot_optimizer
 from deepinsight.figures._theme import GRAPH_CONFIG, empty_figure, is_empty_figure
 from deepinsight.figures.auc_history import (
     AucHistoryInfo,
@@ -7,8 +9,6 @@ from deepinsight.figures.auc_history import (
     plot_auc_history,
 )
 from deepinsight.figures.comparison import (
-    AXIS_TITLES,
-    Against,
     ComparisonInfo,
     compute_comparison_info,
     plot_comparison,
@@ -23,6 +23,19 @@ from deepinsight.figures.group_energy import (
     GroupEnergyInfo,
     compute_group_energy_info,
     plot_group_energy,
+)
+from deepinsight.figures.optimizer import (
+    OptimizerInfo,
+    OptimizerPanel,
+    compute_optimizer_info,
+    optimizer_streams,
+)
+from deepinsight.figures.optimizer_totals import (
+    OptimizerTotals,
+    Table,
+    WorkerTotals,
+    compute_optimizer_totals,
+    tabulate_optimizer_totals,
 )
 from deepinsight.figures.staleness_distribution import (
     StalenessDistributionInfo,
@@ -65,16 +78,23 @@ __all__ = [
     "ComparisonInfo",
     "GradientNormsInfo",
     "GroupEnergyInfo",
+    "OptimizerInfo",
+    "OptimizerPanel",
+    "OptimizerTotals",
     "StalenessDistributionInfo",
     "StalenessTimelineInfo",
     "StalenessVariablesInfo",
+    "Table",
     "ThroughputInfo",
     "WeightDistributionInfo",
     "WeightHeatmapInfo",
+    "WorkerTotals",
     "compute_auc_history_info",
     "compute_comparison_info",
     "compute_gradient_norms_info",
     "compute_group_energy_info",
+    "compute_optimizer_info",
+    "compute_optimizer_totals",
     "compute_staleness_distribution_info",
     "compute_staleness_timeline_info",
     "compute_staleness_variables_info",
@@ -85,10 +105,12 @@ __all__ = [
     "heatmap_stream",
     "heatmap_variables",
     "is_empty_figure",
+    "optimizer_streams",
     "plot_auc_history",
     "plot_comparison",
     "plot_gradient_norms",
     "plot_group_energy",
+    "plot_optimizer",
     "plot_staleness_distribution",
     "plot_staleness_timeline",
     "plot_staleness_variables",
@@ -96,4 +118,5 @@ __all__ = [
     "plot_weight_distribution",
     "plot_weight_heatmap",
     "scalar_streams",
+    "tabulate_optimizer_totals",
 ]

@@ -181,7 +181,7 @@ def empty_figure(title: str, reason: str, *, height: int = 210) -> go.Figure:
         modebar_remove=["toImage", "zoom", "pan", "zoomIn", "zoomOut", "resetScale"],
     )
     figure.add_annotation(
-        text="<br>".join(escape(line) for line in _wrap(reason, 84)),
+        text="<br>".join(escape(line) for line in wrap(reason, 84)),
         showarrow=False,
         x=0.5,
         y=0.55,
@@ -199,7 +199,8 @@ def is_empty_figure(figure: go.Figure) -> bool:
     return isinstance(meta, dict) and bool(meta.get("empty"))
 
 
-def _wrap(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
+    """Break a text into lines of at most ``width`` characters, between words."""
     lines: list[str] = [""]
     for word in text.split():
         candidate = f"{lines[-1]} {word}".strip()

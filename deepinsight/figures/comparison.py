@@ -2,19 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import plotly.graph_objects as go
 
-from deepinsight.figures._series import (
-    Floats,
-    Rows,
-    Series,
-    make_series,
-    process_suffix,
-    read_rows,
-)
+from deepinsight.figures._clock import AXIS_TITLES, NO_SAMPLES, Against, make_clock
+from deepinsight.figures._series import Floats, Series, make_series, process_suffix, read_rows
 from deepinsight.figures._theme import (
     colour,
     dash,
@@ -25,14 +18,6 @@ from deepinsight.figures._theme import (
     unit_words,
 )
 from deepinsight.traces import Run
-
-Against = Literal["step", "samples", "seconds"]
-
-AXIS_TITLES: dict[Against, str] = {
-    "step": "Step (updates)",
-    "samples": "Samples consumed by all workers (samples)",
-    "seconds": "Time since the run's start (s)",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +62,8 @@ def compute_comparison_info(
     """Read one scalar stream of several runs and place it on a common axis.
 
     Samples are those that all processes of a run had consumed by the row's wall time, linearly
-    between the recorded counts (``throughput/samples``). Seconds count from the run's start.
+    between the recorded counts (``throughput/samples``); of a run that records none, they are its
+    steps times the ``samples_per_step`` of its configuration. Seconds count from the run's start.
 
     Args:
         runs: Open runs by the key that names them in the figure.
@@ -95,9 +81,9 @@ def compute_comparison_info(
             left_out.append((key, f"does not record {stream}"))
             continue
         unit = unit or run.stream(stream).unit
-        clock = _clock(run, found, against)
+        clock = make_clock(run, found, against)
         if clock is None:
-            left_out.append((key, "does not record throughput/samples"))
+            left_out.append((key, NO_SAMPLES))
             continue
         for rows in found:
             name = key + process_suffix(rows.process, len(found))
@@ -115,43 +101,6 @@ def compute_comparison_info(
         left_out=tuple(left_out),
         reason="" if lines else _reason(stream, left_out),
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _Clock:
-    """Places rows on the horizontal axis."""
-
-    against: Against
-    start_s: float
-    counts: tuple[tuple[Floats, Floats], ...] = ()
-
-    def place(self, rows: Rows) -> Floats:
-        if self.against == "step":
-            return rows.steps.astype(np.float64)
-        if self.against == "seconds":
-            return rows.wall_times_s - self.start_s
-        total = np.zeros(rows.steps.size)
-        for times, samples in self.counts:
-            total += np.interp(rows.wall_times_s, times, samples)
-        return total
-
-
-def _clock(run: Run, found: list[Rows], against: Against) -> _Clock | None:
-    start = min([run.created_time_s, *(float(rows.wall_times_s.min()) for rows in found)])
-    if against != "samples":
-        return _Clock(against, start)
-    counts = [_consumed(rows, start) for rows in read_rows(run, "throughput/samples")]
-    return _Clock(against, start, tuple(counts)) if counts else None
-
-
-def _consumed(rows: Rows, start_s: float) -> tuple[Floats, Floats]:
-    """One process' samples over time from zero; a count that restarts goes on from where it was."""
-    finite = np.isfinite(rows.values)
-    counts, times = rows.values[finite], rows.wall_times_s[finite]
-    gains = np.diff(counts, prepend=0.0)
-    gains = np.where(gains < 0, counts, gains)
-    order = np.argsort(times, kind="stable")
-    return np.append(start_s, times[order]), np.append(0.0, np.cumsum(gains)[order])
 
 
 def plot_comparison(info: ComparisonInfo) -> go.Figure:

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from deepinsight.figures import GRAPH_CONFIG, is_empty_figure
+from deepinsight.figures import GRAPH_CONFIG, Table, is_empty_figure
 from deepinsight.report.sections import Section
 from deepinsight.report.summary import RunSummary
 
@@ -124,8 +124,25 @@ def _configuration(summary: RunSummary) -> str:
 def _figures(section: Section) -> Iterator[str]:
     if section.note:
         yield f'<p class="note">{escape(section.note)}</p>\n'
+    if section.table is not None:
+        yield _numbers(section.table)
     for figure in section.figures:
         yield _empty(figure) if is_empty_figure(figure) else _figure(figure)
+
+
+def _numbers(table: Table) -> str:
+    """A table of which the first two columns name the row."""
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in table.heads)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "</tr>\n"
+        for row in table.rows
+    )
+    return (
+        f'<div class="scroll"><table class="numbers"><caption>{escape(table.caption)}</caption>'
+        f"<thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table></div>\n"
+    )
 
 
 def _figure(figure: go.Figure) -> str:

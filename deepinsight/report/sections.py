@@ -1,15 +1,20 @@
 """Which figures a report holds, in which order, under which headings."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import plotly.graph_objects as go
 
 from deepinsight.figures import (
+    OptimizerPanel,
+    Table,
     compute_auc_history_info,
     compute_comparison_info,
     compute_gradient_norms_info,
     compute_group_energy_info,
+    compute_optimizer_info,
+    compute_optimizer_totals,
     compute_staleness_distribution_info,
     compute_staleness_timeline_info,
     compute_staleness_variables_info,
@@ -21,17 +26,22 @@ from deepinsight.figures import (
     plot_comparison,
     plot_gradient_norms,
     plot_group_energy,
+    plot_optimizer,
     plot_staleness_distribution,
     plot_staleness_timeline,
     plot_staleness_variables,
     plot_throughput,
     plot_weight_distribution,
     plot_weight_heatmap,
+    tabulate_optimizer_totals,
 )
 from deepinsight.traces import Run
 
 #: Rows and columns of a heatmap in a report: one file holds many of them.
 HEATMAP_PIXELS = 256
+
+#: Panels of a figure about the optimizer: a taller figure would be cut when it is printed.
+PANELS_PER_PAGE = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,15 +52,17 @@ class Section:
         heading: Plain text.
         figures: As the dashboard draws them; empty ones say why.
         note: What the section leaves out, plain text.
+        table: Numbers above the figures.
     """
 
     heading: str
     figures: tuple[go.Figure, ...]
     note: str = ""
+    table: Table | None = None
 
 
 def comparison_section(runs: Mapping[str, Run]) -> Section:
-    """The runs against each other: evaluation per step, sample and second, then losses.
+    """The runs against each other: evaluation per step, sample and second, losses, optimizers.
 
     Args:
         runs: Open runs by the name they have in the report.
@@ -63,7 +75,10 @@ def comparison_section(runs: Mapping[str, Run]) -> Section:
         plot_comparison(compute_comparison_info(runs, stream))
         for stream in ("eval/loss", "train/loss")
     ]
-    return Section("Comparison", tuple(figures))
+    optimizers = _optimizer_section(runs)
+    if optimizers is None:
+        return Section("Comparison", tuple(figures))
+    return Section("Comparison", (*figures, *optimizers.figures), table=optimizers.table)
 
 
 def run_sections(run: Run, most_variables: int) -> Iterator[Section]:
@@ -100,6 +115,27 @@ def run_sections(run: Run, most_variables: int) -> Iterator[Section]:
             plot_throughput(compute_throughput_info(run)),
         ),
     )
+    optimizer = _optimizer_section({run.name: run})
+    if optimizer is not None:
+        yield optimizer
+
+
+def _optimizer_section(runs: Mapping[str, Run]) -> Section | None:
+    """What the optimizers recorded of themselves, or None if they recorded nothing."""
+    info = compute_optimizer_info(runs)
+    if not info.panels:
+        return None
+    totals = tabulate_optimizer_totals(compute_optimizer_totals(runs))
+    figures = [plot_optimizer(replace(info, panels=panels)) for panels in _pages(info.panels)]
+    return Section("Optimizer", tuple(figures), table=totals)
+
+
+def _pages(panels: Sequence[OptimizerPanel]) -> Iterator[tuple[OptimizerPanel, ...]]:
+    """Panels that fit on a sheet of paper together, those of one heading at a time."""
+    for _, group in groupby(panels, lambda panel: panel.stream.split("/")[0]):
+        own = tuple(group)
+        for first in range(0, len(own), PANELS_PER_PAGE):
+            yield own[first : first + PANELS_PER_PAGE]
 
 
 def _variable_section(run: Run, variable: str) -> Section:

@@ -71,6 +71,8 @@ PAGES = {
     "weights of a diverged run": ("/weights?run=experiments/diverged", 4),
     "staleness": ("/staleness?run=ctr-async", 4),
     "auc": ("/auc?run=ctr-async", 3),
+    "optimizer": ("/optimizer?run=ctr-sync", 1),
+    "optimizers of two runs": ("/optimizer?run=ctr-async&run=ctr-sync&against=samples", 1),
     "compare": ("/compare?run=ctr-async&run=ctr-sync&against=samples", 1),
 }
 
@@ -114,6 +116,8 @@ def test_the_list_of_runs_leads_to_a_run(browser, site):
         ("/weights?run=cut-segment", "repair"),
         ("/weights?run=nothing-yet", "nothing recorded yet"),
         ("/compare?run=gone", "There is no run named"),
+        ("/optimizer?run=gone", "There is no run named"),
+        ("/optimizer?run=cut-segment", "repair"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_the_page(browser, site, path, message):
@@ -180,6 +184,57 @@ def test_seconds_instead_of_steps(browser, site):
     assert "against=seconds" in browser.current_url
     rows = browser.find_elements("css selector", "#compare-table tbody tr")
     assert len(rows) == 4
+    assert problems(browser) == []
+
+
+#: Texts of the optimizer page's panels that leave the picture or run into their neighbours.
+OVERLAPS = """
+const plot = document.querySelector('#optimizer-figure .js-plotly-plot');
+const whole = plot.getBoundingClientRect();
+const boxes = Array.from(plot.querySelectorAll(
+  '.annotation-text-g, text[class*="title"], g[class$="tick"] text, .legend'
+)).map(text => [text.textContent, text.getBoundingClientRect()]).filter(([, b]) => b.width);
+const wrong = boxes.filter(([, b]) => b.left < whole.left || b.right > whole.right
+  || b.top < whole.top || b.bottom > whole.bottom).map(([text]) => text);
+boxes.forEach(([text, a], i) => boxes.slice(0, i).forEach(([other, b]) => {
+  if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)
+    wrong.push(text + ' | ' + other);
+}));
+return [boxes.length, wrong];
+"""
+
+
+@pytest.mark.parametrize("width", [1400, 1000])
+def test_the_panels_of_the_optimizer_page_keep_apart(browser, site, width):
+    browser.set_window_size(width, 900)
+    try:
+        browser.get(site + "/optimizer?run=ctr-async&run=ctr-sync")
+        figures(browser, 1)
+        wait_until(lambda: browser.execute_script(OVERLAPS)[0] > 60, "the texts")
+        wait_until(lambda: not browser.execute_script(OVERLAPS)[1], "texts that keep apart", 10)
+        overflow = "return document.documentElement.scrollWidth - window.innerWidth"
+        assert browser.execute_script(overflow) <= 0
+    finally:
+        browser.set_window_size(1400, 900)
+
+
+def test_another_run_joins_on_the_optimizer_page(browser, site):
+    browser.get(site + "/optimizer?run=ctr-sync")
+    alone = figures(browser, 1)[0]["traces"]
+    rows = "#optimizer-table tbody tr"
+    wait_until(lambda: len(browser.find_elements("css selector", rows)) == 2, "the totals")
+    browser.find_element("id", "optimizer-runs").click()
+    option = "//div[contains(@class,'dash-dropdown-content')]//*[text()='ctr-async']"
+    wait_until(lambda: browser.find_elements("xpath", option), "the list")[0].click()
+    wait_until(lambda: "run=ctr-async" in browser.current_url, "the address")
+    wait_until(lambda: len(browser.find_elements("css selector", rows)) == 4, "its totals")
+    wait_until(lambda: figures(browser, 1)[0]["traces"] != alone, "its lines")
+    assert problems(browser) == []
+
+
+def test_a_run_without_optimizer_streams_says_how_to_get_some(browser, site):
+    browser.get(site + "/optimizer?run=keras")
+    assert "trace_tensor" in figures(browser, 1)[0]["note"]
     assert problems(browser) == []
 
 

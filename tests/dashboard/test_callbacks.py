@@ -16,9 +16,10 @@ from deepinsight.dashboard.pages.auc.callbacks import draw_tiles
 from deepinsight.dashboard.pages.compare.callbacks import (
     choose_stream,
     draw_table,
-    follow_runs,
 )
 from deepinsight.dashboard.pages.compare.callbacks import write_query as write_compare_query
+from deepinsight.dashboard.pages.optimizer.callbacks import draw_table as draw_totals
+from deepinsight.dashboard.pages.optimizer.callbacks import write_query as write_optimizer_query
 from deepinsight.dashboard.pages.runs.callbacks import update_table
 from deepinsight.dashboard.pages.weights.callbacks import (
     choose_snapshot,
@@ -29,6 +30,7 @@ from deepinsight.dashboard.pages.weights.callbacks import (
 from deepinsight.dashboard.pages.weights.layout import position_of, readout, slider_properties
 from deepinsight.dashboard.parts import duration, number
 from deepinsight.dashboard.runs import run_version
+from deepinsight.dashboard.several import MOST_RUNS, banner, follow_runs
 from deepinsight.dashboard.shell.callbacks import route
 from deepinsight.traces import TraceWriter
 
@@ -181,6 +183,36 @@ def test_the_numbers_below_the_comparison(runs_folder):
     assert draw_table(runs_folder, ["gone"], "eval/loss", "step", None) is None
 
 
+def test_the_banner_says_which_of_several_runs_is_which(runs_folder, tmp_path):
+    text = text_of(banner(runs_folder, ["ctr-async", "ctr-sync", "gone"]))
+    for shown in ('"ctr-async"', '"ctr-sync"', '"async"', '"sync"', "There is no run named 'gone'"):
+        assert shown in text
+    # The name stands in the selector already.
+    assert '"ctr-async"' not in text_of(banner(runs_folder, ["ctr-async"]))
+    assert "Choose a run" in text_of(banner(runs_folder, []))
+    assert "no runs in this folder yet" in text_of(banner(tmp_path, []))
+
+
+def test_runs_beyond_the_most_are_said(runs_folder):
+    wanted = [f"r{i}" for i in range(MOST_RUNS + 2)]
+    assert f"2 more runs are not shown: {MOST_RUNS} at most" in text_of(banner(runs_folder, wanted))
+
+
+def test_the_totals_of_the_optimizers(runs_folder):
+    text = text_of(draw_totals(runs_folder, ["ctr-async", "ctr-sync", "keras"], None))
+    for cell in ("ctr-async", "worker-1", "Dropped (%)", "Mean wait (ms)", "180", "200 kB"):
+        assert f'"{cell}"' in text
+    assert "keras" not in text
+    assert draw_totals(runs_folder, ["keras"], None) is None
+    assert draw_totals(runs_folder, ["gone", "../outside"], None) is None
+
+
+def test_the_address_of_the_optimizer_page_names_all_its_runs():
+    assert write_optimizer_query(["a", "b"], "seconds") == "?run=a&run=b&against=seconds"
+    assert write_optimizer_query(["a"], "step") == "?run=a"
+    assert write_optimizer_query(None, "step") == ""
+
+
 def test_the_newest_auc_values(runs_folder):
     assert len(draw_tiles(runs_folder, "ctr-async", None)) == 8
     assert draw_tiles(runs_folder, "../outside", None) == []
@@ -268,6 +300,21 @@ def test_a_forged_snapshot_reads_nothing_outside(client, ask, key):
         response = ask(client, "weights-heatmap", inputs)
         assert response.status_code == 200
         assert response.json["response"]["weights-heatmap"]["figure"]["data"] == []
+
+
+def test_forged_runs_of_the_optimizer_page_are_left_out(client, ask):
+    inputs = [
+        ["optimizer-runs.value", [*KEYS_OUT, "ctr-sync"]],
+        ["optimizer-against.value", "nonsense"],
+        ["optimizer-version.data", None],
+    ]
+    answer = ask(client, "optimizer-figure", inputs).json["response"]
+    names = {trace["name"] for trace in answer["optimizer-figure"]["figure"]["data"]}
+    assert names == {"worker-0", "worker-1"}
+    inputs[0][1] = KEYS_OUT
+    figure = ask(client, "optimizer-figure", inputs).json["response"]["optimizer-figure"]["figure"]
+    assert figure["data"] == []
+    assert "Choose one run" in figure["layout"]["annotations"][0]["text"]
 
 
 def test_forged_runs_to_compare_are_left_out(client, ask):

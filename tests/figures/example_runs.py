@@ -62,6 +62,7 @@ def write_cluster_run(
             own = np.arange(worker, steps, 2)
             times = start + 0.05 * own
             _write_training(writer, own, times, rng, nan=nan, slowness=1 + worker)
+            _write_optimizer(writer, own, times, nan=nan, worker=worker)
             if synchronization == "async":
                 _write_staleness(writer, own, times, rng)
             if worker == 0:
@@ -106,6 +107,37 @@ def _write_staleness(writer, own, times, rng):
         steps=own,
         wall_times_s=times,
         unit="updates",
+        axes=(Axis("variable", tuple(VARIABLES)),),
+    )
+
+
+def _write_optimizer(writer, own, times, *, nan, worker):
+    """What a synchronization and an update rule tell of themselves, as trace_tensor records it."""
+    counts = np.arange(1, own.size + 1)
+    dropped = counts // 10
+    for name, values, unit in (
+        ("sync/live_workers", np.where(own < own[-1] // 2, 2, 1), "workers"),
+        ("sync/wait_time", np.full(own.size, 0.002 * (1 + worker)), "s"),
+        ("sync/accepted_gradients", counts - dropped, "gradients"),
+        ("sync/dropped_gradients", dropped, "gradients"),
+        ("sync/bytes_sent", 1000.0 * counts, "bytes"),
+        ("sync/dense_bytes", 400_000.0 * counts, "bytes"),
+    ):
+        words = f"The {name.split('/')[1].replace('_', ' ')} of this worker."
+        writer.record_block(
+            name, values, steps=own, wall_times_s=times, unit=unit, description=words
+        )
+    ratio = 0.1 * np.outer(1 + np.sin(own / 30), np.arange(1, 4))
+    if nan:
+        ratio[:4] = np.nan
+        ratio[9, 0] = np.inf
+    writer.record_block(
+        "optimizer/trust_ratio",
+        ratio,
+        steps=own,
+        wall_times_s=times,
+        unit="1",
+        description="What the learning rate was scaled by.",
         axes=(Axis("variable", tuple(VARIABLES)),),
     )
 

@@ -53,6 +53,47 @@ def test_a_count_of_samples_that_begins_again_goes_on_from_where_it_was(record):
     np.testing.assert_allclose(info.series[0].x[1:], [200, 250, 350])
 
 
+def test_samples_follow_what_was_counted_however_the_workers_synchronize(record):
+    """The same 600 samples: 6 shared steps, 3 synchronous rounds, 3 own steps of each worker."""
+
+    def worker(steps):
+        def write(writer):
+            times = 1000.0 + np.arange(1, 4)
+            writer.record_block("loss", np.ones(3), steps=steps, wall_times_s=times)
+            counts = [100.0, 200.0, 300.0]
+            writer.record_block("throughput/samples", counts, steps=steps, wall_times_s=times)
+
+        return write
+
+    runs = {
+        "async": record(worker([1, 3, 5]), worker([2, 4, 6]), name="async"),
+        "sync": record(worker([1, 2, 3]), worker([1, 2, 3]), name="sync"),
+        "model-average": record(
+            worker([1, 2, 3]),
+            worker([1, 2, 3]),
+            name="local",
+            config={"synchronization": "model-average", "samples_per_step": 7},
+        ),
+    }
+    info = compute_comparison_info(runs, "loss", against="samples")
+    assert info.runs == ("async", "async", "sync", "sync", "model-average", "model-average")
+    for line in info.series:
+        np.testing.assert_allclose(line.x, [200, 400, 600])
+
+
+def test_a_run_without_counts_is_placed_by_its_samples_per_step(record):
+    run = record(lambda w: losses(w, samples=False), config={"samples_per_step": 300})
+    info = compute_comparison_info({"a": run}, "loss", against="samples")
+    np.testing.assert_allclose(info.series[0].x, [0, 3000, 6000])
+
+
+@pytest.mark.parametrize("each", [None, "many", 0, -1, True, [1]])
+def test_samples_per_step_that_say_nothing_are_not_used(record, each):
+    run = record(lambda w: losses(w, samples=False), config={"samples_per_step": each})
+    info = compute_comparison_info({"a": run}, "loss", against="samples")
+    assert info.left_out == (("a", "does not record throughput/samples"),)
+
+
 def test_runs_that_cannot_be_placed_are_named_with_the_reason(record):
     runs = {
         "full": record(losses, name="a"),

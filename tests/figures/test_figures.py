@@ -18,6 +18,8 @@ def draw(pair, run):
     compute = getattr(figures, f"compute_{pair}_info")
     if pair == "comparison":
         info = compute({run.name: run}, "train/loss")
+    elif pair == "optimizer":
+        info = compute({run.name: run})
     else:
         info = compute(run, "fc1/kernel") if pair in NEEDS_VARIABLE else compute(run)
     return getattr(figures, f"plot_{pair}")(info)
@@ -34,7 +36,8 @@ def test_axes_carry_titles_and_the_figure_a_revision(open_example, pair, name):
     shown.append(figure.layout.xaxis2 if pair == "gradient_norms" else figure.layout.xaxis)
     for axis in shown:
         text = axis.title.text or ""
-        assert "(" in text or (pair == "staleness_variables" and axis is figure.layout.yaxis)
+        named_elsewhere = pair in ("staleness_variables", "optimizer")
+        assert "(" in text or (named_elsewhere and axis is figure.layout.yaxis)
 
 
 @pytest.mark.parametrize("pair", PAIRS)

@@ -86,6 +86,32 @@ def test_the_summary_shows_configuration_final_values_and_status(report):
     assert any(re.fullmatch(r"0\.8\d+ at step 360", cell) for cell in cells)
 
 
+def test_what_the_optimizer_recorded_is_there_with_its_totals(report):
+    page = Page(report.read_text("utf-8"))
+    titles = [figure["layout"]["title"].get("text") for figure in page.figures]
+    # One figure per heading, of the comparison and of each run.
+    assert titles.count("What the optimizer recorded of itself") == 6
+    for text in ("Optimizer", "Dropped (%)", "Mean wait (ms)", "worker-1", "400"):
+        assert text in page.texts
+
+
+def test_figures_of_the_optimizer_fit_on_a_sheet(report):
+    page = Page(report.read_text("utf-8"))
+    heights = [
+        figure["layout"]["height"]
+        for figure in page.figures
+        if figure["layout"]["title"].get("text") == "What the optimizer recorded of itself"
+    ]
+    assert max(heights) < 1000
+
+
+def test_a_run_without_optimizer_streams_has_no_such_section(runs_folder, tmp_path):
+    target = write_report([runs_folder / "keras"], tmp_path / "r.html")
+    page = Page(target.read_text("utf-8"))
+    assert "Optimizer" not in page.texts
+    assert not [text for text in page.texts if "optimizer recorded" in text]
+
+
 def test_names_and_settings_of_a_run_stay_text(runs_folder, tmp_path):
     hostile = runs_folder / "<img src=x onerror=alert(1)>"
     target = write_report([hostile, runs_folder / "keras"], tmp_path / "r.html", title="<b>t</b>")

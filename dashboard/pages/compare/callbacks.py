@@ -7,18 +7,13 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, no_update
 from dash.development.base_component import Component
-from dash.exceptions import PreventUpdate
 
 from deepinsight.dashboard.address import make_query
-from deepinsight.dashboard.follow import register_figure, version_or_reason
+from deepinsight.dashboard.follow import register_figure
 from deepinsight.dashboard.pages.compare.ids import Compare
-from deepinsight.dashboard.pages.compare.layout import banner, table
-from deepinsight.dashboard.pages.compare.selection import (
-    common_streams,
-    opened_all,
-    preferred_stream,
-)
-from deepinsight.dashboard.runs import run_keys
+from deepinsight.dashboard.pages.compare.layout import table
+from deepinsight.dashboard.pages.compare.selection import common_streams, preferred_stream
+from deepinsight.dashboard.several import opened_all, register_follow_runs
 from deepinsight.dashboard.shell.ids import query_id
 from deepinsight.errors import DeepInsightError
 from deepinsight.figures import AXIS_TITLES, Against, compute_comparison_info, plot_comparison
@@ -28,16 +23,7 @@ def register(app: Dash, folder: Path) -> None:
     """Wire the page."""
     runs, stream = (Compare.RUNS, "value"), (Compare.STREAM, "value")
     against, version = (Compare.AGAINST, "value"), (Compare.VERSION, "data")
-    app.callback(
-        Output(Compare.VERSION, "data"),
-        Output(Compare.RUNS, "options"),
-        Output(Compare.BANNER, "children"),
-        Input(Compare.TICK, "n_intervals"),
-        Input(*runs),
-        State(*version),
-        State(Compare.RUNS, "options"),
-        prevent_initial_call=True,
-    )(partial(follow_runs, folder))
+    register_follow_runs(app, folder, Compare)
     app.callback(
         Output(Compare.STREAM, "options"),
         Output(Compare.STREAM, "value"),
@@ -58,26 +44,6 @@ def register(app: Dash, folder: Path) -> None:
     register_figure(app, folder, Compare.FIGURE, draw_comparison, inputs)
     app.callback(Output(Compare.TABLE, "children"), [Input(*pair) for pair in inputs])(
         partial(draw_table, folder)
-    )
-
-
-def follow_runs(
-    folder: Path,
-    _ticks: int | None,
-    chosen: list[str] | None,
-    version: str | None,
-    options: list[str],
-) -> tuple[Any, Any, Any]:
-    """Say whether one of the runs, or the list of all, has changed."""
-    keys = run_keys(folder)
-    newest = "|".join(version_or_reason(folder, key) for key in chosen or ())
-    if newest == version and keys == options:
-        raise PreventUpdate
-    unknown = [key for key in chosen or () if key not in keys]
-    return (
-        no_update if newest == version else newest,
-        no_update if keys == options else keys,
-        banner(unknown, keys),
     )
 
 
