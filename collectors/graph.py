@@ -14,7 +14,7 @@ _GIVE_SPARSE = "SparseAccumulatorApplyGradient"
 _ADDS = frozenset({"AssignAddVariableOp", "AssignAdd"})
 _COUNTS = frozenset({"ResourceCountUpTo", "CountUpTo"})
 _ASSIGNS = frozenset({"AssignVariableOp", "Assign"})
-_DEQUEUES = frozenset({"QueueDequeueV2", "QueueDequeue"})
+_WAITS = frozenset({"QueueDequeueV2", "QueueDequeue", "While"})  # a loop waits for tokens, too
 _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _CHANGES = re.compile(
     r"Apply|^Assign|^(Resource)?Scatter|CountUpTo|TakeGradient|Enqueue|Dequeue|Accumulator(Add|Take)"
@@ -236,10 +236,10 @@ def step_readings(tf: Any, global_step: Any) -> list[StepReading]:
 
 
 def _is_token(op: Any, origin: Any) -> bool:
-    """Whether an assignment gives a worker's local step the token of SyncReplicasOptimizer."""
+    """Whether an assignment gives a worker of SyncReplicasOptimizer the step it waited for."""
     if not origin.name.split("/")[-1].startswith("sync_rep_local_step"):
         return False
-    return any(o.type in _DEQUEUES for o in closure([op.inputs[1]]))
+    return any(o.type in _WAITS for o in closure([op.inputs[1]]))
 
 
 def _read(tf: Any, handle_op: Any) -> Any:

@@ -2,20 +2,28 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.cluster.watch import START_TIMEOUT_S
-from deepinsight.trainer.optimizers._sync_rounds import State
+from deepinsight.trainer.optimizers._sync_watch import RoundWait, State
 
 v1 = tf.compat.v1
-LOOKS = 8  # of the watch, per time-out
-LONGEST_PAUSE_S = 1.0
 # What a call meets when its session is closed, or when its server has gone.
 CLOSED = (tf.errors.CancelledError, tf.errors.UnavailableError, tf.errors.AbortedError)
+
+
+_NOT_BEGUN = (
+    "The chief must begin the synchronous rounds: its session needs the hook of "
+    "make_session_run_hook(is_chief=True). Received: variables that are initialised, and no rounds."
+)
+_PUSHED_BEFORE = (
+    "The round for which an earlier process of this worker has pushed must end. "
+    "Received: no end; is the chief there?"
+)
 
 
 class Ops(NamedTuple):
@@ -46,6 +54,7 @@ class SyncReplicasHook(v1.train.SessionRunHook):
     Args:
         make_ops: Returns the ops; called when the session's graph is complete.
         members: Makes the list of members; as `make_ops`.
+        worker: Index of the worker.
         is_chief: Whether this session ends the rounds.
         patience: How long a round waits for a worker that does not push.
         leaves: Whether to leave at the session's end, and as the chief to wait for the others.
@@ -56,12 +65,14 @@ class SyncReplicasHook(v1.train.SessionRunHook):
         make_ops: Callable[[], Ops],
         members: Callable[[], Members],
         *,
+        worker: int,
         is_chief: bool,
         patience: Patience,
         leaves: bool,
     ) -> None:
         self._make_ops, self._get_members = make_ops, members
-        self._is_chief, self._patience, self._leaves = is_chief, patience, leaves
+        self._worker, self._is_chief = worker, is_chief
+        self._patience, self._leaves = patience, leaves
 
     def begin(self) -> None:
         """Look for the ops."""
@@ -72,7 +83,8 @@ class SyncReplicasHook(v1.train.SessionRunHook):
         if self._is_chief:
             session.run(self._ops.start)
         else:
-            self._wait_for_start(session)
+            self._wait_until(session, self._has_begun, _NOT_BEGUN)
+            self._wait_until(session, self._may_push, _PUSHED_BEFORE)
         session.run(self._ops.join)
         if self._is_chief:
             for work in (self._end_rounds, self._watch):
@@ -91,17 +103,21 @@ class SyncReplicasHook(v1.train.SessionRunHook):
         except CLOSED:
             pass  # there is nobody to say it to
 
-    def _wait_for_start(self, session: v1.Session) -> None:
-        """Wait for the chief, which begins the launch as soon as the variables are there."""
+    def _has_begun(self, session: v1.Session) -> bool:
+        return bool(session.run(self._ops.is_open))
+
+    def _may_push(self, session: v1.Session) -> bool:
+        """Whether an earlier process of this worker has nothing in the round of the moment."""
+        return self._worker not in State.parse(session.run(self._ops.state)).waiting
+
+    def _wait_until(
+        self, session: v1.Session, condition: Callable[[v1.Session], bool], message: str
+    ) -> None:
+        """Wait; the chief begins as soon as there are variables, and a round ends in time."""
         end_s, pause_s = time.monotonic() + START_TIMEOUT_S, 0.001
-        while not session.run(self._ops.is_open):
-            if time.monotonic() > end_s or self._patience.stop.is_set():
-                raise RuntimeError(
-                    "The chief must begin the synchronous rounds: its session needs the hook of "
-                    "make_session_run_hook(is_chief=True). Received: variables that are "
-                    "initialised, and no rounds."
-                )
-            self._patience.stop.wait(pause_s)
+        while not condition(session):
+            if self._patience.stop.wait(pause_s) or time.monotonic() > end_s:
+                raise RuntimeError(message)
             pause_s = min(2 * pause_s, self._patience.poll_s)
 
     def _end_rounds(self, session: v1.Session, coord: tf.train.Coordinator) -> None:
@@ -122,12 +138,11 @@ class SyncReplicasHook(v1.train.SessionRunHook):
 
     def _watch(self, session: v1.Session, coord: tf.train.Coordinator) -> None:
         """Take workers for whom a round has waited too long off the list."""
-        timeout_s = self._patience.timeout_s
-        wait = _RoundWait(timeout_s)
+        wait = RoundWait(self._patience.timeout_s)
         try:
-            while not coord.wait_for_stop(min(timeout_s / LOOKS, LONGEST_PAUSE_S)):
+            while not coord.wait_for_stop(wait.pause_s):
                 if self._patience.stop.is_set():
-                    return
+                    wait.hurry()
                 missing = wait.look(State.parse(session.run(self._ops.state)), time.monotonic())
                 if missing:
                     self._members.lose(session, missing)
@@ -147,30 +162,6 @@ class SyncReplicasHook(v1.train.SessionRunHook):
             if now_s - seen_s > self._patience.timeout_s:
                 return
             pause_s = min(2 * pause_s, self._patience.poll_s)
-
-
-class _RoundWait:
-    """How long somebody has waited for the round of the moment.
-
-    Time counts only as far as it was watched: if the watch has slept, the others may have slept
-    with it.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._round: int | None = None
-        self._waited_s = 0.0
-        self._looked_s = 0.0
-
-    def look(self, state: State, now_s: float) -> Sequence[int]:
-        """Who is lost: those for whom others have waited for the time-out."""
-        watched_s = min(now_s - self._looked_s, 2 * self._timeout_s / LOOKS)
-        self._looked_s = now_s
-        if state.round != self._round or not state.waiting:
-            self._round, self._waited_s = (state.round if state.waiting else None), 0.0
-            return ()
-        self._waited_s += watched_s
-        return state.missing if self._waited_s >= self._timeout_s else ()
 
 
 def _is_closed(session: v1.Session) -> bool:

@@ -26,23 +26,17 @@ class Decided(NamedTuple):
 
     Attributes:
         reached: The global step, int64 scalar.
-        pushes: Pushes of the worker in this launch, int64 scalar.
-        accepted: Those that were taken into a round, int64 scalar.
+        accepted: Pushes of the worker in this launch that were taken into a round, int64 scalar.
+        dropped: Those that missed their round, int64 scalar.
         live: Workers that rounds wait for, int64 scalar.
         waited_us: How long the worker has waited for the round's end, in µs, int64 scalar.
     """
 
     reached: tf.Tensor
-    pushes: tf.Tensor
     accepted: tf.Tensor
+    dropped: tf.Tensor
     live: tf.Tensor
     waited_us: tf.Tensor
-
-    @property
-    def dropped(self) -> tf.Tensor:
-        """Pushes that missed their round, int64 scalar."""
-        with tf.device(self.reached.device):
-            return self.pushes - self.accepted
 
 
 class Rounds:
@@ -125,10 +119,11 @@ class Rounds:
         # No row where nothing has to be changed.
         joined = self._join(tf.boolean_mask(tf.constant([worker], tf.int64), outside))
         with tf.control_dependencies([joined]):
+            accepted = self._accepted.read_value()[worker]
             return Decided(
                 self.number(),
-                self.members.progress.read_value()[worker],
-                self._accepted.read_value()[worker],
+                accepted,
+                self.members.progress.read_value()[worker] - accepted,
                 tf.reduce_sum(self.members.live.read_value()),
                 waited_us,
             )
@@ -176,18 +171,18 @@ class Rounds:
             with tf.control_dependencies([joined]):
                 return self._tell(worker)
 
-    def make_start(self, reset: Callable[[], Sequence[tf.Operation]]) -> tf.Operation:
+    def make_start(self, reset: Callable[[tf.Tensor], Sequence[tf.Operation]]) -> tf.Operation:
         """Make the op with which the chief begins a launch.
 
         Args:
-            reset: Makes the ops that empty the accumulators and set their round. What workers of an
-                earlier launch push meanwhile does not count: nobody belongs to the launch before
-                all is done.
+            reset: Makes the ops that empty the accumulators and set their round, from its number.
+                What workers of an earlier launch push meanwhile does not count: nobody belongs to
+                the launch before all is done.
         """
         with tf.device(self._home):
             before = tf.group(self.members.start_op, *self._clear())
             with tf.control_dependencies([before]):
-                done = reset()
+                done = reset(self.number())
             with tf.control_dependencies(done), tf.control_dependencies(self._clear()):
                 return self.tell_all()
 
@@ -246,36 +241,6 @@ class Rounds:
 
         return v1.while_loop(
             lambda waiting: waiting, body, [condition()], parallel_iterations=1, back_prop=False
-        )
-
-
-class State(NamedTuple):
-    """The rounds as the chief's watch sees them.
-
-    Attributes:
-        round: The number of the round.
-        waiting: Workers that have pushed for it.
-        missing: Live workers that have not.
-        live: Live workers.
-        progress: Arrivals of each worker.
-    """
-
-    round: int
-    waiting: list[int]
-    missing: list[int]
-    live: list[int]
-    progress: tuple[int, ...]
-
-    @classmethod
-    def parse(cls, vector: Sequence[int]) -> "State":
-        """Take `Rounds.make_state` apart."""
-        number, workers = int(vector[0]), (len(vector) - 1) // 4
-        rows = [[int(x) for x in vector[1 + k * workers :][:workers]] for k in range(4)]
-        pushed, joined, live, progress = rows
-        waiting = [k for k in range(workers) if pushed[k] == number and joined[k]]
-        missing = [k for k in range(workers) if live[k] and k not in waiting]
-        return cls(
-            number, waiting, missing, [k for k in range(workers) if live[k]], tuple(progress)
         )
 
 

@@ -17,20 +17,18 @@ next gradient for a round that is over. And each push is counted as accepted or 
 round ends with fewer than all may be in time for some variables. It counts as dropped.)
 """
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.collectors.collection import trace_tensor, traced_tensors
-from deepinsight.traces import stream_name
 from deepinsight.trainer.cluster.members import Patience
 from deepinsight.trainer.optimizers._stale import read_after
-from deepinsight.trainer.optimizers._statistics import traceable
 from deepinsight.trainer.optimizers._sync_accumulators import MeanGradient, summed
+from deepinsight.trainer.optimizers._sync_checks import check_arguments
 from deepinsight.trainer.optimizers._sync_hook import Ops, SyncReplicasHook
-from deepinsight.trainer.optimizers._sync_rounds import Decided, Rounds
+from deepinsight.trainer.optimizers._sync_rounds import Rounds
+from deepinsight.trainer.optimizers._sync_trace import bring
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.versions import UpdateCounts
 
@@ -90,9 +88,9 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
         ...     train = sync.minimize(w**2, step)
         ...     hook = sync.make_session_run_hook(is_chief=True)
         ...     with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
-        ...         session.run(train)
+        ...         session.run([train])
         ...         session.run(w)
-        1
+        [None]
         array([0.5], dtype=float32)
 
     References:
@@ -114,7 +112,7 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
         counts: UpdateCounts | None = None,
     ) -> None:
         workers = replicas_to_aggregate if total_num_replicas is None else total_num_replicas
-        _check(opt, replicas_to_aggregate, workers, worker_index)
+        check_arguments(opt, replicas_to_aggregate, workers, worker_index)
         super().__init__(
             opt, replicas_to_aggregate, workers, variable_averages, variables_to_average,
             use_locking, name,
@@ -143,7 +141,8 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
             with tf.device(step.device):
                 self._pulled = tf.cast(step.read_value(), tf.int64)
         if self._pulled is not None:
-            read_after(self._pulled, [variable for _, variable in pairs], loss)
+            resources = [v for _, v in pairs if getattr(v, "handle", None) is not None]
+            read_after(self._pulled, resources, loss)
         return pairs
 
     def apply_gradients(
@@ -206,12 +205,18 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
             ]
             arrived = rounds.arrive(self._worker, pushed_for, accumulated)
             self.decided = rounds.wait(self._worker, pushed_for, arrived)
-            op = self._bring_here(self.decided)
+            reached = bring(self.decided, self._name)
+            op = self._local_step.assign(reached, read_value=False)
             variables = [variable for _, variable in pairs]
             over = self._end_round(list(zip(means, variables, strict=True)))
             self._make_session_ops(over, [mean for mean in means if mean is not None])
         self._gradients_applied = True
         return op
+
+    @property
+    def ready_for_local_init_op(self) -> tf.Tensor:
+        """As TensorFlow's: the names of global variables that are not initialised."""
+        return v1.report_uninitialized_variables(v1.global_variables())
 
     @property
     def session_variables(self) -> list[tf.Variable]:
@@ -251,7 +256,12 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
             return self._ops
 
         return SyncReplicasHook(
-            ops, lambda: self.members, is_chief=is_chief, patience=self._patience, leaves=leaves
+            ops,
+            lambda: self.members,
+            worker=self._worker,
+            is_chief=is_chief,
+            patience=self._patience,
+            leaves=leaves,
         )
 
     def _check_applied(self) -> None:
@@ -272,14 +282,11 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
                 name="sync_rep_local_step",
             )
         self.local_step_init_op = self._local_step.assign(self._rounds.number(), read_value=False)
-        self.ready_for_local_init_op = v1.report_uninitialized_variables(v1.global_variables())
 
     def _make_session_ops(self, over: tf.Operation, means: Sequence[MeanGradient]) -> None:
         rounds = self._rounds
         self.leave_op = rounds.members.leave(self._worker)
-        self.start_op = rounds.make_start(
-            lambda: [mean.empty(number) for number in [rounds.number()] for mean in means]
-        )
+        self.start_op = rounds.make_start(lambda number: [mean.empty(number) for mean in means])
         self.chief_init_op = tf.group(self.start_op, self.local_step_init_op)
         with tf.control_dependencies([self.local_step_init_op]):
             join = rounds.make_join(self._worker)
@@ -298,8 +305,9 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
         """Apply the means, count, raise the global step, and let the workers go on."""
         graph, step = v1.get_default_graph(), self._global_step
         counted = self._rounds.wait_for_all()
-        with tf.device(step.device), tf.control_dependencies([counted]):
-            some = tf.constant(1)  # all that count are there, and what is there is taken whole
+        with tf.device(step.device):
+            # All that count are there, and what is there is taken as a whole.
+            some = tf.cast(tf.minimum(tf.reduce_sum(counted), 1), tf.int32)
         taken = [(None, variable) if mean is None else mean.take(some) for mean, variable in means]
         known = len(graph.get_operations())
         with tf.device(step.device), v1.name_scope(""):
@@ -321,62 +329,6 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
             with tf.control_dependencies([done]):
                 one = tf.ones([], step.dtype)
                 return step.assign_add(one, use_locking=self._use_locking, read_value=False)
-
-    def _bring_here(self, decided: Decided) -> tf.Operation:
-        """Bring what was decided to the worker in one message, and offer it to the recorder."""
-        with tf.device(decided.reached.device):
-            names = ("reached", "dropped", "accepted", "live", "waited_us")
-            packed = tf.stack([getattr(decided, name) for name in names])
-        reached, dropped, accepted, live, waited_us = tf.unstack(tf.identity(packed))
-        if traceable():
-            prefix = self._free_prefix()
-            for name, tensor, unit, description in (
-                ("dropped_gradients", dropped, "gradients", "Gradients of this worker in this "
-                 "launch that missed their round."),
-                ("accepted_gradients", accepted, "gradients", "Gradients of this worker in this "
-                 "launch that were taken into a round."),
-                ("live_workers", live, "workers", "Workers that rounds wait for."),
-                ("wait_time", tf.cast(waited_us, tf.float64) / 1e6, "s", "This worker's last wait "
-                 "for the end of a round."),
-            ):  # fmt: skip
-                trace_tensor(
-                    f"{prefix}/{name}", tensor, unit, description=description, every_n_steps=None
-                )
-        return self._local_step.assign(reached, read_value=False)
-
-    def _free_prefix(self) -> str:
-        taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
-        is_taken = "sync/dropped_gradients" in taken
-        return f"sync/{stream_name(self._name)}" if is_taken else "sync"
-
-
-def _check(opt: Any, aggregate: Any, workers: Any, worker: Any) -> None:
-    if not isinstance(opt, v1.train.Optimizer):
-        raise ValueError(
-            "`opt` must be a tf.compat.v1.train.Optimizer. "
-            f"Received: {type(opt).__module__}.{type(opt).__qualname__}."
-        )
-    for name, value in (
-        ("total_num_replicas", workers),
-        ("replicas_to_aggregate", aggregate),
-        ("worker_index", worker),
-    ):
-        try:
-            operator.index(value)
-        except TypeError:
-            raise ValueError(f"`{name}` must be an int. Received: {name}={value!r}.") from None
-    if not 1 <= aggregate <= workers:
-        raise ValueError(
-            "`replicas_to_aggregate` must be >= 1 and <= `total_num_replicas`: each worker gives "
-            f"one gradient per round. Received: replicas_to_aggregate={aggregate}, "
-            f"total_num_replicas={workers}; for larger batches put AccumulatedGradients or larger "
-            "batches into the workers."
-        )
-    if not 0 <= worker < workers:
-        raise ValueError(
-            f"`worker_index` must be >= 0 and < `total_num_replicas`, {workers}. "
-            f"Received: worker_index={worker}."
-        )
 
 
 CountingSyncReplicas = SyncReplicasOptimizer

@@ -1,5 +1,6 @@
 """Workers of SyncReplicas whose steps stop between the pull and the push, on a real server."""
 
+import socket
 import threading
 
 import numpy as np
@@ -20,6 +21,20 @@ def local_server():
     made = v1.train.Server.create_local_server()
     SERVERS.append(made)
     return made
+
+
+def cluster(ps, workers):
+    """The servers of the workers of a cluster that lives in this process."""
+    sockets = [socket.socket() for _ in range(ps + workers)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    spec = tf.train.ClusterSpec({"ps": addresses[:ps], "worker": addresses[ps:]})
+    for job, count in (("ps", ps), ("worker", workers)):
+        SERVERS.extend(v1.train.Server(spec, job, k) for k in range(count))
+    return SERVERS[-workers:]
 
 
 class SyncWorker:
@@ -63,6 +78,7 @@ class SyncWorker:
                 "dropped": decided.dropped, "accepted": decided.accepted, "live": decided.live,
             }  # fmt: skip
             self.is_chief = index == 0
+            self._saver = v1.train.Saver()
             self.session = v1.train.MonitoredTrainingSession(
                 server.target, self.is_chief, checkpoint_dir,
                 hooks=[self.sync.make_session_run_hook(self.is_chief, leaves=leaves)],
@@ -127,6 +143,18 @@ class SyncWorker:
     def leave(self):
         """Take no part any more."""
         self.raw.run(self.sync.leave_op)
+
+    def save(self, directory):
+        """Write a checkpoint; the names of what is in it."""
+        with self._graph.as_default():
+            path = self._saver.save(self.raw, f"{directory}/model.ckpt", write_meta_graph=False)
+        return {name for name, _ in tf.train.list_variables(path)}
+
+    def crash(self):
+        """End without a word."""
+        self.stop.set()
+        self.raw.close()
+        self.session = None
 
     def close(self):
         """Close the session, unless it is closed."""

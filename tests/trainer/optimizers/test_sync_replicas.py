@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.trainer.optimizers.sync_workers import (
     WIDTH,
     Oracle,
     SyncWorker,
+    cluster,
     local_server,
 )
 
@@ -26,10 +28,10 @@ def start():
     """Start workers on one server, the chief first; their sessions end with the test."""
     server, opened = local_server(), []
 
-    def make(workers, aggregate, count=None, **options):
+    def make(workers, aggregate, indices=None, **options):
         made = [
             SyncWorker(server, k, workers, aggregate, **options)
-            for k in range(workers if count is None else count)
+            for k in (range(workers) if indices is None else indices)
         ]
         opened.extend(made)
         return made
@@ -39,6 +41,13 @@ def start():
         worker.stop.set()
     for worker in reversed(opened):
         worker.close()
+
+
+def in_threads(work, count):
+    """Call a function for each index at the same time."""
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(work, index) for index in range(count)]:
+            done.result(TIMEOUT_S)
 
 
 def some_gradients(rng):
@@ -116,11 +125,7 @@ def test_workers_in_step_never_drop_a_gradient(start):
     def run(k):
         results[k] = [workers[k].train() for _ in range(40)]
 
-    threads = [threading.Thread(target=run, args=(k,)) for k in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT_S)
+    in_threads(run, 3)
     for mine in results:
         assert [r["reached"] for r in mine] == list(range(1, 41))
         assert mine[-1]["dropped"] == 0
@@ -212,3 +217,134 @@ def test_the_chiefs_session_does_not_wait_for_the_dead(start):
     begin_s = time.monotonic()
     chief.close()
     assert time.monotonic() - begin_s < 20
+
+
+def test_a_chief_that_restarts_begins_with_the_checkpoint(start, tmp_path):
+    """What was pushed before the restart is gone, and who has pushed it goes on by itself."""
+    chief, other = start(2, 2)
+    oracle, rng = Oracle(), np.random.default_rng(3)
+
+    def together(first):
+        for worker in (first, other):
+            worker.pull(**some_gradients(rng))
+            worker.push()
+        results = [worker.end() for worker in (first, other)]
+        return results, [worker.gradients for worker in (first, other)]
+
+    for _ in range(2):
+        oracle.apply(together(chief)[1])
+    assert chief.save(tmp_path) == {
+        "dense", "table", "dense/Momentum", "table/Momentum", "global_step"
+    }  # fmt: skip
+    together(chief)  # is lost
+    other.pull(dense=[9, 9, 9])
+    other.push()
+    while other.raw.run(other.sync.members.progress)[1] < 4:
+        time.sleep(0.01)
+    assert other.waits
+    chief.crash()
+    time.sleep(0.3)
+    assert other.waits
+    (again,) = start(2, 2, indices=[0], checkpoint_dir=str(tmp_path))
+    assert other.end()["reached"] == 2
+    for turn in range(2, 5):
+        results, gradients = together(again)
+        oracle.apply(gradients)
+        oracle.check(other)
+        for result in results:
+            assert result == {
+                "for": turn, "reached": turn + 1, "dropped": 0, "accepted": turn - 1, "live": 2
+            }  # fmt: skip
+
+
+def test_a_run_resumes_with_more_workers(start, tmp_path):
+    first = SyncWorker(local_server(), 0, 1, 1)
+    first.train()
+    first.save(tmp_path)
+    first.close()
+    workers = start(3, 3, checkpoint_dir=str(tmp_path))
+    for worker in workers:
+        worker.pull(dense=[0, 0, 0])
+        worker.push()
+    assert [w.end()["reached"] for w in workers] == [2, 2, 2]
+    np.testing.assert_allclose(workers[2].values()[0], [-0.5 - 0.45] * 3)
+
+
+def test_a_worker_that_restarts_takes_part_again(start):
+    """What it has pushed before it ended counts, and it does not push for that round twice."""
+    chief, other = start(2, 2)
+    oracle = Oracle()
+    other.pull(dense=[4, 0, 0])
+    other.push()
+    while other.raw.run(other.sync.members.progress)[1] < 1:
+        time.sleep(0.01)
+    other.crash()
+    begun = threading.Event()
+
+    def begin():
+        (again,) = start(2, 2, indices=[1])
+        begun.set()
+        return again
+
+    with ThreadPoolExecutor(1) as pool:
+        beginning = pool.submit(begin)
+        assert not begun.wait(1.0)
+        chief.train(dense=[0, 4, 0])
+        again = beginning.result(TIMEOUT_S)
+    oracle.apply([chief.gradients, other.gradients])
+    oracle.check(chief)
+    for worker in (again, chief):
+        worker.pull(dense=[0, 2, 0])
+        worker.push()
+    assert chief.end()["reached"] == 2
+    assert again.end() == {"for": 1, "reached": 2, "dropped": 0, "accepted": 2, "live": 2}
+    oracle.apply([chief.gradients, again.gradients])
+    oracle.check(chief)
+
+
+def test_rounds_over_two_parameter_servers():
+    """Placed by `replica_device_setter`; nothing but numbers and gradients crosses processes."""
+    servers = cluster(ps=2, workers=2)
+    finals, is_open = [None, None], threading.Event()
+
+    def work(index):
+        if index:
+            is_open.wait(TIMEOUT_S)  # TensorFlow looks for the chief's variables every 30 s
+        with tf.Graph().as_default():
+            setter = v1.train.replica_device_setter(
+                ps_tasks=2, worker_device=f"/job:worker/task:{index}"
+            )
+            with v1.device(setter):
+                step = v1.train.get_or_create_global_step()
+                dense = v1.get_variable("dense", [2], initializer=v1.zeros_initializer())
+                table = v1.get_variable("table", [4, 2], initializer=v1.zeros_initializer())
+                other = v1.get_variable("other", [2], initializer=v1.zeros_initializer())
+                rows = tf.gather(table, tf.constant([1, 3, 1] if index else [1, 2, 1]))
+                loss = (
+                    tf.reduce_sum(rows) + tf.reduce_sum(dense * [1.0, 1.0 + 2 * index])
+                    + tf.reduce_sum(other)
+                )  # fmt: skip
+                sync = SyncReplicasOptimizer(
+                    v1.train.GradientDescentOptimizer(1.0), 2, worker_index=index
+                )
+                train = sync.minimize(loss, step)
+                local = sync.local_step_init_op.inputs[0].op
+                assert v1.DeviceSpec.from_string(local.device).job == "worker"
+            devices = {v.device for v in (step, dense, table, other)}
+            assert devices == {"/job:ps/task:0", "/job:ps/task:1"}
+            hook = sync.make_session_run_hook(index == 0)
+            with v1.train.MonitoredTrainingSession(
+                servers[index].target, index == 0, hooks=[hook],
+                save_summaries_steps=None, log_step_count_steps=None,
+            ) as session:  # fmt: skip
+                is_open.set()
+                for _ in range(10):
+                    _, dropped = session.run([train, sync.decided.dropped])
+                finals[index] = [*session.run([dense, table, other, step]), dropped]
+
+    in_threads(work, 2)
+    for dense, table, other, step, dropped in finals:
+        assert (step, dropped) == (10, 0)
+        np.testing.assert_allclose(dense, [-10, -20])
+        np.testing.assert_allclose(table, [[0, 0], [-20, -20], [-10, -10], [-10, -10]])
+        np.testing.assert_allclose(other, [-10, -10])
