@@ -59,9 +59,9 @@ class Chores:
         before, self._step = self._step, step
         if self._options.steps and step >= self._options.steps:
             return  # `finish` does it, once all workers are done
-        if _crossed(self._options.eval_every, before, step):
+        if crossed(self._options.eval_every, before, step):
             self.evaluate(session, step)
-        if _crossed(self._options.checkpoint_every, before, step):
+        if crossed(self._options.checkpoint_every, before, step):
             self.save(session, step)
 
     def finish(self, session: v1.Session, interrupted: bool) -> None:
@@ -104,6 +104,6 @@ class Chores:
         )
 
 
-def _crossed(every: int, before: int, now: int) -> bool:
+def crossed(every: int, before: int, now: int) -> bool:
     """Whether a multiple of `every` lies in (before, now]; never for 0."""
     return bool(every) and now // every > before // every

@@ -62,7 +62,8 @@ class TrainingGraph:
         variable_staleness: The same per variable, int64 ``[variables]``.
         variable_names: The variables in the order of `variable_staleness`.
         dropped: `Push.dropped`.
-        global_step: The step that a checkpoint keeps, and that rises while anybody trains.
+        global_step: The step that a checkpoint keeps.
+        progress: What rises while anybody trains; None: the global step.
         new_step: Placeholder of `set_step`.
         set_step: Sets `global_step`, where only the chief's own step says what it is.
     """
@@ -76,6 +77,7 @@ class TrainingGraph:
     push: Push
     reached: tf.Tensor
     global_step: tf.Variable
+    progress: tf.Variable | None = None
     staleness: tf.Tensor | None = None
     variable_staleness: tf.Tensor | None = None
     variable_names: tuple[str, ...] = ()

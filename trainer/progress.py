@@ -9,7 +9,7 @@ step      a worker has come to global step `step` with batch loss `loss` (a few 
 eval      the chief has evaluated: step, loss, auc, train_loss, train_auc; last: at the end
 lost      a worker was lost, and the others go on: process, how
 done      a worker has ended: reason, pushes, first_step, last_step, first_time_s, last_time_s,
-          staleness (mean), dropped
+          staleness_sum (None where gradients are never stale), dropped
 ========  ==================================================================================
 """
 
@@ -177,9 +177,14 @@ def summary(
     if pushes:
         steps = max(d["last_step"] for d in done) - min(d["first_step"] for d in done)
         seconds = max(d["last_time_s"] for d in done) - min(d["first_time_s"] for d in done)
-        stale = sum(d["staleness"] * d["pushes"] for d in done) / pushes
-        rate = f"{steps / seconds:.0f} steps/s, " if seconds > 0 else ""
-        lines.append(f"{rate}mean staleness {stale:.2f} updates over {pushes} pushes{mine}")
+        said = [f"{steps / seconds:.0f} steps/s"] if seconds > 0 else []
+        ages = [d["staleness_sum"] for d in done if d["staleness_sum"] is not None]
+        if ages:
+            said.append(
+                f"mean staleness {sum(ages) / pushes:.2f} updates over {pushes} pushes{mine}"
+            )
+        if said:
+            lines.append(", ".join(said))
     dropped = [d["dropped"] for d in done if d["dropped"] is not None]
     if dropped:
         lines.append(f"{sum(dropped)} of {count(pushes, 'gradient')} dropped")

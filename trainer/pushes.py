@@ -14,6 +14,10 @@ from deepinsight.trainer.optimizers import (
     push_async,
     push_sync,
 )
+from deepinsight.trainer.optimizers.bounded import push_bounded
+from deepinsight.trainer.optimizers.drop_stale import push_drop_stale
+from deepinsight.trainer.optimizers.gradient_compression import push_compressed
+from deepinsight.trainer.optimizers.softsync import push_softsync
 from deepinsight.trainer.options import Options
 
 v1 = tf.compat.v1
@@ -55,12 +59,32 @@ def create_push(
         pulled: Their values at the pull.
         facts: What the rule wants to know beside the gradients.
     """
-    kind = options.synchronization
-    if kind == "sync":
-        return push_sync(
-            rule, gradients, counts, pulled,
-            worker=place.worker,
-            workers=place.workers,
-            replicas_to_aggregate=options.replicas_to_aggregate,
-        )  # fmt: skip
-    return push_async(rule, gradients, counts, pulled, facts)
+    who = {"worker": place.worker, "workers": place.workers}
+    chief = {"is_chief": place.worker == 0, "patience": place.patience}
+    pushed = (rule, gradients, counts, pulled)
+    match options.synchronization:
+        case "sync":
+            aggregate = options.replicas_to_aggregate
+            return push_sync(*pushed, **who, **chief, replicas_to_aggregate=aggregate)
+        case "drop-stale":
+            return push_drop_stale(*pushed, **who, bound=options.staleness_bound, facts=facts)
+        case "bounded":
+            bound = options.staleness_bound
+            return push_bounded(*pushed, **who, **chief, bound=bound, facts=facts)
+        case "softsync":
+            weighting = options.staleness_weighting
+            return push_softsync(
+                *pushed, **who, **chief, splits=options.splits, weighting=weighting
+            )
+        case "gradient-compression":
+            return push_compressed(
+                *pushed,
+                workers=place.workers,
+                momentum=options.momentum,
+                sparsity=options.sparsity,
+                warm_up_steps=options.warm_up_steps,
+                clip_norm=options.clip_norm,
+                compress_sparse=False,
+                worker_device=place.device or None,
+            )
+    return push_async(*pushed, facts)

@@ -10,11 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from deepinsight.collectors import TraceHook
-from deepinsight.trainer.chief import Chores
+from deepinsight.trainer.chief import Chores, crossed
 from deepinsight.trainer.cluster.attendance import Attendance
 from deepinsight.trainer.cluster.barriers import Barriers, server_config
 from deepinsight.trainer.cluster.lifetime import Termination
 from deepinsight.trainer.cluster.members import Patience
+from deepinsight.trainer.cluster.own_state import OwnState
 from deepinsight.trainer.cluster.topology import Topology, wait_for_servers
 from deepinsight.trainer.cluster.watch import Watch, watch_others
 from deepinsight.trainer.data import Batch, DataSet
@@ -23,7 +24,7 @@ from deepinsight.trainer.graph import Replica, TrainingGraph, build_graph
 from deepinsight.trainer.options import Options, checkpoint_dir, has_checkpoint
 from deepinsight.trainer.progress import Reporter
 from deepinsight.trainer.sessions import create_session, restored_step
-from deepinsight.trainer.synchronization import ALONE
+from deepinsight.trainer.synchronization import ALONE, LOCAL
 from deepinsight.trainer.towers import build_towers
 from deepinsight.trainer.tracing import create_hook
 
@@ -73,7 +74,8 @@ class Worker:
             len(topology.workers) if topology else 1,
             len(topology.ps) if topology else 0,
         )
-        self._pushes, self._staleness_sum = 0, 0
+        self._pushes = 0
+        self._staleness_sum: int | None = None
         self._first: tuple[int, float] | None = None
         self._last: tuple[int, float] = (0, 0.0)
         self._reported_s = 0.0
@@ -81,6 +83,7 @@ class Worker:
         self._over = threading.Event()
         self._begun = False
         self._attendance: Attendance | None = None
+        self._own: OwnState | None = None
 
     def run(self) -> None:
         """Train until the steps are done, the data has run out or a signal came.
@@ -95,6 +98,10 @@ class Worker:
             barriers = None
             if self._topology is not None:
                 barriers = Barriers(self._topology, serving=self._in_graph)
+            if graph.push.own:
+                self._own = OwnState(
+                    graph.push.own, checkpoint_dir(self._options.run_dir), self._replica.index
+                )
             hook = create_hook(graph, self._options, self._data, self._process, self._chief)
             if barriers is not None and self._chief and not self._in_graph:
                 self._attendance = Attendance(
@@ -106,7 +113,11 @@ class Worker:
     def _build(self, patience: Patience) -> TrainingGraph:
         if self._in_graph:
             return build_towers(self._options, self._data, self._replica)
-        return build_graph(self._options, self._data, self._replica, patience)
+        if self._options.synchronization in LOCAL:
+            from deepinsight.trainer.local_steps import build_local as build
+        else:
+            build = build_graph
+        return build(self._options, self._data, self._replica, patience)
 
     def _run(
         self,
@@ -130,6 +141,8 @@ class Worker:
             self._termination.before_forced_end(lambda: hook.writer.close(ended=False))
             self._declare(hook)
             start = restored_step(session, graph.global_step)
+            if self._own is not None:
+                self._own.restore(_plain(session), start)
             chores = self._chores(graph, hook, saver, start) if self._chief else None
             reason = self._train(
                 session, graph, hook, chores=chores, barriers=barriers, start=start
@@ -281,7 +294,9 @@ class Worker:
             if step >= limit:
                 return "steps"
             out = session.run(fetches, {graph.ids: batch.ids, graph.labels: batch.labels})
-            step = self._after_step(out, hook)
+            before, step = step, self._after_step(out, hook)
+            if self._own is not None and crossed(self._options.checkpoint_every, before, step):
+                self._own.save(_plain(session), step)
             if chores is not None:
                 chores.at(_plain(session), step)
         return "data" if step < limit else "steps"
@@ -296,7 +311,8 @@ class Worker:
         now = time.time()
         step = int(out["reached"])
         self._pushes += 1
-        self._staleness_sum += int(out.get("staleness", 0))
+        if "staleness" in out:
+            self._staleness_sum = (self._staleness_sum or 0) + int(out["staleness"])
         if "dropped" in out:
             self._dropped = int(out["dropped"])
         if self._first is None:
@@ -333,6 +349,8 @@ class Worker:
     ) -> None:
         """Leave the cluster: at once as a worker, last as the chief."""
         plain = _plain(session)
+        if self._own is not None and self._options.checkpoint_every:
+            self._own.save(plain, self._last[0])
         if barriers is not None and not self._begun:
             plain.run(barriers.ready_op)  # nobody is to wait for this worker
         interrupted = self._termination.requested.is_set()
@@ -345,7 +363,7 @@ class Worker:
         if self._attendance is not None and not interrupted:
             self._attendance.wait_for_others(
                 plain,
-                graph.global_step,
+                graph.global_step if graph.progress is None else graph.progress,
                 self._termination.requested,
                 self._options.barrier_timeout,
             )
@@ -364,7 +382,7 @@ class Worker:
             "last_step": self._last[0],
             "first_time_s": first[1],
             "last_time_s": self._last[1],
-            "staleness": self._staleness_sum / self._pushes if self._pushes else 0.0,
+            "staleness_sum": self._staleness_sum,
             "dropped": self._dropped,
         }
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from deepinsight.trainer.cluster.members import Members
+from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
-from deepinsight.trainer.optimizers.sync_replicas import CountingSyncReplicas
+from deepinsight.trainer.optimizers.sync_replicas import SyncReplicasOptimizer
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
 
 v1 = tf.compat.v1
@@ -46,9 +46,6 @@ class Push(NamedTuple):
     leave_op: tf.Operation | None = None
     members: Members | None = None
     own: tuple[tf.Variable, ...] = ()
-    token: tf.Tensor | None = None
-    decided: tf.Tensor | None = None
-    sync: CountingSyncReplicas | None = None
 
 
 def push_async(
@@ -85,9 +82,11 @@ def push_sync(
     *,
     worker: int,
     workers: int,
+    is_chief: bool,
     replicas_to_aggregate: int,
+    patience: Patience,
 ) -> Push:
-    """Hand the gradients to the accumulators of SyncReplicas and wait for the round's end.
+    """Push to `SyncReplicasOptimizer` and wait for the round's end.
 
     The staleness counts the updates between the pull and the arrival at the accumulators: it is 0
     for every push that is accepted, because one that missed a round is dropped.
@@ -99,20 +98,40 @@ def push_sync(
         pulled: Their values at the pull.
         worker: Index of this worker.
         workers: Number of workers.
+        is_chief: Whether this worker is the chief.
         replicas_to_aggregate: Gradients per round, <= `workers`.
+        patience: How long a round waits for a worker.
     """
     arrival = [
-        tensor
+        gradient if isinstance(gradient, tf.Tensor) else gradient.values
         for gradient, _ in gradients
-        for tensor in ([gradient] if isinstance(gradient, tf.Tensor) else [gradient.values])
     ]
     with tf.control_dependencies(arrival):
         arrived = counts.read()
-    sync = CountingSyncReplicas(
-        rule, counts, worker=worker, workers=workers, replicas_to_aggregate=replicas_to_aggregate
+    sync = SyncReplicasOptimizer(
+        rule,
+        replicas_to_aggregate,
+        workers,
+        name="sync",
+        worker_index=worker,
+        patience=patience,
+        counts=counts,
     )
     op = sync.apply_gradients(
         [(after(arrived.tensors(), gradient), variable) for gradient, variable in gradients],
         counts.global_step,
+        local_step=pulled.overall,
+        unique_rows=True,
     )
-    return Push(op, sync.pushed_for, arrived.since(pulled), sync.token, sync.decided, sync)
+    return Push(
+        op,
+        pulled.overall,
+        arrived.since(pulled),
+        reached=sync.decided.reached,
+        dropped=sync.decided.dropped,
+        hooks=(sync.make_session_run_hook(is_chief, leaves=False),),
+        variables=tuple(sync.session_variables),
+        start_op=sync.start_op,
+        leave_op=sync.leave_op,
+        members=sync.members,
+    )
