@@ -5,8 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.collectors.collection import trace_tensor, traced_tensors
-from deepinsight.traces import stream_name
 from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.optimizers._apply import check_gradient
 from deepinsight.trainer.optimizers._softsync_accumulators import Accumulators, arrived
@@ -17,6 +15,7 @@ from deepinsight.trainer.optimizers._softsync_checks import (
     checked_step,
     reading,
 )
+from deepinsight.trainer.optimizers._softsync_state import SharedState, trace_push
 from deepinsight.trainer.optimizers._softsync_watch import SoftsyncHook
 from deepinsight.trainer.optimizers._statistics import Report, trace, traceable
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
@@ -25,14 +24,6 @@ from deepinsight.trainer.optimizers.versions import NO_LIMIT, UpdateCounts, Vers
 
 v1 = tf.compat.v1
 WEIGHTINGS = ("inverse", "none")
-STREAMS = (  # name, unit, description; in the order of the vector that is brought to the worker
-    ("gradients_per_update", "gradients", "Gradients in the last update, by whomever."),
-    ("round_staleness", "updates", "Mean staleness of the gradients in the last update."),
-    ("largest_round_staleness", "updates", "Largest staleness in the last update."),
-    ("staleness_weight", "1", "What the gradient of this push was multiplied by."),
-    ("live_workers", "workers", "Workers that are expected to push."),
-    ("pending_gradients", "gradients", "Gradients that wait for an update after this push."),
-)
 
 
 class SoftsyncOptimizer(v1.train.Optimizer):
@@ -276,36 +267,12 @@ class SoftsyncOptimizer(v1.train.Optimizer):
         return self._pulled[1]
 
     def _create_state(self, step: tf.Variable, pairs: Sequence[GradientAndVariable]) -> None:
-        """Make what the workers share, on the global step's device."""
-        self._home = step.device
-        with tf.device(self._home):
-            self._pending = _variable(f"{self._name}/pending", tf.zeros([], tf.int64))
-            nothing = tf.constant([0.0, float("nan"), float("nan")], tf.float64)
-            self._last = _variable(f"{self._name}/last_update", nothing)
-            self.members = Members(self._num_workers, f"{self._name}/members")
-            self._mutex = tf.raw_ops.MutexV2(shared_name=f"{self._name}/lock")
-            self.pending = self._pending.read_value()
         self._accumulators = Accumulators(pairs, self._inverse, self._name)
-        self.launch_variables = [*self.members.variables, self._pending, self._last]
-        self.leave_op = self.members.leave(self._worker)
-        with tf.name_scope(f"{self._name}/start"), tf.device(self._home):
-            lock = self._lock([self.members.start_op])
-            with tf.control_dependencies([lock]):
-                reset = [
-                    *self._accumulators.clear(),
-                    self._pending.assign(tf.zeros([], tf.int64)).op,
-                    self._last.assign(nothing).op,
-                ]
-            self.start_op = self._unlock(lock, reset)
-
-    def _lock(self, ready: Sequence[Any]) -> tf.Tensor:
-        with tf.device(self._home), tf.control_dependencies(ready):
-            return tf.raw_ops.MutexLock(mutex=self._mutex)
-
-    def _unlock(self, lock: tf.Tensor, done: Sequence[Any]) -> tf.Operation:
-        # The lock is free as soon as nothing needs this tensor any more, after an error too.
-        with tf.device(self._home), tf.control_dependencies(done):
-            return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        self._shared = shared = SharedState(step.device, self._name, self._num_workers)
+        self.members, self.pending = shared.members, shared.pending
+        self.launch_variables = shared.variables
+        self.start_op = shared.start(self._accumulators.clear)
+        self.leave_op = shared.members.leave(self._worker)
 
     def _push(
         self,
@@ -314,56 +281,62 @@ class SoftsyncOptimizer(v1.train.Optimizer):
         pulled: tf.Tensor,
         counts: UpdateCounts | None,
     ) -> tf.Operation:
+        shared = self._shared
         gradients, there = arrived(pairs)
-        with tf.device(self._home):
+        with tf.device(shared.home):
             pulled = tf.identity(pulled)
-            lock = self._lock([*there, pulled])
-            with tf.control_dependencies([lock]):
-                live = self._live()
-                held = self._pending.read_value() + 1
-                if counts is None:
-                    self.step = step.read_value()
-                else:
-                    self.arrived = counts.read()
-                    self.step = self.arrived.overall
-            # A worker may have read before a restart from an older checkpoint.
-            self.staleness = tf.maximum(self.step - pulled, 0)
-            due = held >= tf.maximum(live // self._splits, 1)
-        if self.arrived is not None:
-            variables = [var for _, var in pairs]
-            gradients = [
-                after([self.arrived.variables[var.device]], grad)
-                for grad, var in zip(gradients, variables, strict=True)
-            ]
+        lock = shared.lock([*there, pulled])
+        with tf.control_dependencies([lock]):
+            live, held = shared.count_push(self._worker)
+            gradients = self._look(step, pulled, counts, gradients, pairs)
         added = self._accumulators.add(gradients, self.staleness)
-        reports: list[Report] = []
-        with tf.device(self._home):
+        with tf.device(shared.home):
+            due = held >= tf.maximum(live // self._splits, 1)
+            reports: list[Report] = []
             outputs = tf.cond(
                 due,
                 lambda: self._update(added, step, counts, reports),
                 lambda: [
                     tf.identity(self.step),
-                    self._last.read_value(),
+                    shared.last.read_value(),
                     *(tf.fill(part.values.shape, _nan(part.values)) for part in reports),
                 ],
             )
             self.reached = outputs[0]
             left = tf.where(due, tf.zeros([], tf.int64), held)
-            with tf.control_dependencies([*added, outputs[0]]):
-                kept = self._pending.assign(left, read_value=False)
-            ready = [kept, live, *outputs]
-            if self.arrived is not None:
-                ready += self.arrived.tensors()
-            op = self._unlock(lock, ready)
-            weight = self._accumulators.weight(self.staleness)
-            now = tf.stack([weight, tf.cast(live, tf.float64), tf.cast(left, tf.float64)])
+            with tf.control_dependencies([*added, self.reached]):
+                kept = shared.waiting.assign(left, read_value=False)
+            seen = [] if self.arrived is None else self.arrived.tensors()
+            op = shared.unlock(lock, [kept, live, *outputs, *seen])
+            now = [self._accumulators.weight(self.staleness), live, left]
+            now = tf.stack([tf.cast(value, tf.float64) for value in now])
             summary = tf.concat([outputs[1], now], 0)
         self._trace(summary, reports, outputs[2:])
         return op
 
-    def _live(self) -> tf.Tensor:
-        with tf.control_dependencies([self.members.arrive(self._worker)]):
-            return self.members.count()
+    def _look(
+        self,
+        step: tf.Variable,
+        pulled: tf.Tensor,
+        counts: UpdateCounts | None,
+        gradients: Sequence[Any],
+        pairs: Sequence[GradientAndVariable],
+    ) -> list[Any]:
+        """See how stale the gradients are; they go on when the counts have been read."""
+        if counts is None:
+            with tf.device(step.device):
+                self.step = step.read_value()
+        else:
+            self.arrived = counts.read()
+            self.step = self.arrived.overall
+            gradients = [
+                after([self.arrived.variables[var.device]], gradient)
+                for gradient, (_, var) in zip(gradients, pairs, strict=True)
+            ]
+        with tf.device(step.device):
+            # A worker may have read before a restart from an older checkpoint.
+            self.staleness = tf.maximum(self.step - pulled, 0)
+        return list(gradients)
 
     def _update(
         self,
@@ -374,7 +347,7 @@ class SoftsyncOptimizer(v1.train.Optimizer):
     ) -> list[tf.Tensor]:
         """In a branch: take and apply; the global step then, what was taken, the base's reports."""
         graph = v1.get_default_graph()
-        means, says = self._accumulators.take(added, self._home)
+        means, says = self._accumulators.take(added, self._shared.home)
         known = len(graph.get_operations())
         update = self._opt.apply_gradients(means)
         if counts is None:
@@ -386,8 +359,8 @@ class SoftsyncOptimizer(v1.train.Optimizer):
         else:
             versions = counts.raise_after(graph.get_operations()[known:], update)
             before, raised = versions.overall, versions.tensors()
-        with tf.device(self._home):
-            kept = self._last.assign(says, read_value=False)
+        with tf.device(self._shared.home):
+            kept = self._shared.last.assign(says, read_value=False)
             reports.extend(getattr(self._opt, "reported", ()))
             with tf.control_dependencies([update, kept, *raised]):
                 outputs = [before + 1, tf.identity(says)]
@@ -405,14 +378,7 @@ class SoftsyncOptimizer(v1.train.Optimizer):
         ]
         if parts:
             trace(self._opt, parts, details)
-        details |= {"worker_index": self._worker}
-        prefix = _free_prefix(self._name)
-        here = tf.unstack(tf.identity(summary))  # one message, then apart
-        for (stream, unit, description), value in zip(STREAMS, here, strict=True):
-            trace_tensor(
-                f"{prefix}/{stream}", value, unit, description=description, details=details,
-                every_n_steps=None,
-            )  # fmt: skip
+        trace_push(summary, self._name, details | {"worker_index": self._worker})
 
 
 def push_softsync(
@@ -470,25 +436,5 @@ def push_softsync(
     )
 
 
-def _variable(name: str, value: tf.Tensor) -> tf.Variable:
-    return v1.get_variable(
-        name,
-        value.shape,
-        value.dtype,
-        initializer=v1.constant_initializer(tf.get_static_value(value)),
-        trainable=False,
-        use_resource=True,
-    )
-
-
 def _nan(like: tf.Tensor) -> tf.Tensor:
     return tf.constant(float("nan"), like.dtype)
-
-
-def _free_prefix(optimizer: str) -> str:
-    """``sync``; where another push of the graph has taken it, with the optimizer's name."""
-    taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
-    name, number, prefix = stream_name(f"sync/{optimizer}"), 0, "sync"
-    while any(f"{prefix}/{stream}" in taken for stream, _, _ in STREAMS):
-        prefix, number = f"{name}_{number}" if number else name, number + 1
-    return prefix

@@ -219,8 +219,9 @@ class Oracle:
 
 
 def some_gradients(rng, dtype=tf.float64, unique=False):
-    """Gradients of a batch; rows of the table come twice, unless they are to be unique."""
-    rows = rng.choice(6, 5, replace=not unique).astype(np.int32)
+    """Gradients of a batch; rows of the table come twice, or are sorted and unique."""
+    rows = np.sort(rng.permutation(6)[:5]) if unique else rng.integers(0, 6, 5)
+    rows = rows.astype(np.int32)
     shapes = SHAPES | {"table": (5, 2)}
     kind = dtype.as_numpy_dtype
     return {k: rng.standard_normal(s).astype(kind) for k, s in shapes.items()}, rows
@@ -244,6 +245,8 @@ def run_script(script, workers, oracle, dtype=tf.float64, seed=3):
         expected = oracle.push(worker, gradients, rows)
         check(told, expected)
         updates.append(expected["reached"] - expected["step"])
+        if not updates[-1]:
+            continue
         for name, value in workers[worker].values().items():
             np.testing.assert_allclose(
                 value, oracle.values[name], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype],
@@ -265,23 +268,28 @@ def any_order(workers, pushes, seed):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize(("splits", "weighting"), [(1, "inverse"), (2, "inverse"), (2, "none")])
-def test_every_push_is_that_of_the_rules(target, base, splits, weighting):
-    workers = team(target, BASES[base][0], 4, splits, weighting)
-    oracle = Oracle(base, 4, splits, weighting, tf.float64)
-    updates = run_script(any_order(4, 24, seed=splits), workers, oracle)
-    assert sum(updates) == 24 * splits // 4
+@pytest.mark.parametrize(
+    ("base", "workers", "splits", "weighting"),
+    [
+        ("sgd", 3, 2, "inverse"),
+        ("momentum", 3, 1, "inverse"),
+        ("adagrad", 4, 2, "none"),
+        ("lars", 4, 2, "inverse"),
+    ],
+)
+def test_every_push_is_that_of_the_rules(target, base, workers, splits, weighting):
+    made = team(target, BASES[base][0], workers, splits, weighting)
+    oracle = Oracle(base, workers, splits, weighting, tf.float64)
+    updates = run_script(any_order(workers, 12, seed=splits), made, oracle)
+    assert sum(updates) == 12 // (workers // splits)
     assert oracle.step == sum(updates)
 
 
 @pytest.mark.timeout(120)
 def test_single_precision(target):
-    workers = team(target, BASES["momentum"][0], 3, dtype=tf.float32)
-    run_script(
-        any_order(3, 15, seed=9), workers, Oracle("momentum", 3, 1, "inverse", tf.float32),
-        dtype=tf.float32,
-    )  # fmt: skip
+    workers = team(target, BASES["momentum"][0], 2, dtype=tf.float32)
+    oracle = Oracle("momentum", 2, 1, "inverse", tf.float32)
+    run_script(any_order(2, 8, seed=9), workers, oracle, dtype=tf.float32)
 
 
 @pytest.mark.timeout(120)
@@ -351,15 +359,15 @@ def _placeholder_like(tensor):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", ["sgd", "lars"])
 def test_as_many_splits_as_workers_is_downpour_bit_for_bit(target, base):
-    script = any_order(3, 12, seed=4)
+    script = any_order(2, 10, seed=4)
     told, values = [], []
     for push in (
         downpour(BASES[base][0]),
-        counted_softsync(BASES[base][0], workers=3, splits=3, weighting="none"),
+        counted_softsync(BASES[base][0], workers=2, splits=2, weighting="none"),
     ):
-        workers = [Worker(target, index, push) for index in range(3)]
+        workers = [Worker(target, index, push) for index in range(2)]
         workers[0].session.run(workers[0].initializer)
         rng = np.random.default_rng(2)
         told.append([])
@@ -367,7 +375,8 @@ def test_as_many_splits_as_workers_is_downpour_bit_for_bit(target, base):
             if what == "pull":
                 workers[worker].pull()
             else:
-                # Plain SGD adds rows that come twice one after the other, not their sum.
+                # Plain SGD adds rows that come twice one after the other, not their sum; norms
+                # are sums in the order of the rows.
                 out = workers[worker].push(*some_gradients(rng, unique=True))
                 out["variables"] = np.concatenate(out["variables"]).tolist()
                 told[-1].append(out)
@@ -521,17 +530,17 @@ def moved(worker):
 @pytest.mark.timeout(120)
 def test_pushes_at_the_same_moment_are_all_applied_as_by_downpour(target):
     workers = team(target, BASES["sgd"][0], 3, splits=3, weighting="none")
-    told = list(itertools.chain(*at_once([steady(worker, 60) for worker in workers])))
-    assert sorted(int(out["step"]) for out in told) == list(range(180))
+    told = list(itertools.chain(*at_once([steady(worker, 40) for worker in workers])))
+    assert sorted(int(out["step"]) for out in told) == list(range(120))
     assert all(out["reached"] == out["step"] + 1 for out in told)
-    assert moved(workers[0]) == pytest.approx(180, abs=1e-9)
+    assert moved(workers[0]) == pytest.approx(120, abs=1e-9)
 
 
 @pytest.mark.timeout(120)
 def test_no_gradient_is_lost_or_counted_twice_while_members_come_and_go(target):
     workers = team(target, BASES["sgd"][0], 3, weighting="none")
     taken = "sync/gradients_per_update"
-    steps = [steady(worker, 60, [taken]) for worker in workers]
+    steps = [steady(worker, 40, [taken]) for worker in workers]
     members, chief = workers[0].optimizer.members, workers[0].session
     over = threading.Event()
 
@@ -550,7 +559,7 @@ def test_no_gradient_is_lost_or_counted_twice_while_members_come_and_go(target):
     assert sorted(int(out["step"]) for out in takers) == list(range(len(takers)))
     sizes = [int(out[taken]) for out in takers]
     pending = int(chief.run(workers[0].optimizer.pending))
-    assert sum(sizes) + pending == 180
+    assert sum(sizes) + pending == 120
     assert pending < 3
     assert set(sizes) <= {1, 2, 3}
     assert len(set(sizes)) > 1
