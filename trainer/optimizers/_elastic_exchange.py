@@ -104,11 +104,14 @@ def _exchange(
             reply = _pull(mine, carry(sent, there, limit=LARGE), moving_rate)
             if global_step is not None and global_step.device == there:
                 with tf.control_dependencies(reply):
-                    done.append(raise_step(global_step))
+                    raised = raise_step(global_step)
+                with tf.control_dependencies([raised]):
+                    reply[-1] = tf.identity(reply[-1])  # else its end would be a message more
                 global_step = None
         arrived = carry(reply, here, limit=LARGE)
         squares.append(arrived.pop())
-        done += _take(mine, arrived)
+        with tf.device(here):
+            done += _take(mine, arrived)
     if global_step is not None:  # it is where no centre is
         with tf.control_dependencies(done), tf.device(global_step.device):
             done.append(raise_step(global_step))
