@@ -66,7 +66,7 @@ def is_fresh(
         with tf.device(device), tf.control_dependencies([values[name] for name in names]):
             arrived.append(tf.no_op())
     with tf.device(global_step.device), tf.control_dependencies(arrived):
-        age = global_step.read_value() - tf.cast(local_step, global_step.dtype)
+        age = global_step.read_value() - tf.cast(local_step, global_step.dtype.base_dtype)
         return age <= tf.cast(bound, age.dtype)
 
 
@@ -108,7 +108,9 @@ def apply_if(
         done, *outputs = tf.cond(accept, accepted, dropped)
         with tf.control_dependencies([done]):
             # The branch hides from recorders what raises the global step; they read it after this.
-            marked = global_step.assign_add(tf.zeros_like(global_step), read_value=False)
+            marked = global_step.assign_add(
+                tf.zeros_like(accept, global_step.dtype.base_dtype), read_value=False
+            )
         with tf.control_dependencies([marked]):
             done = tf.identity(done)
     # What the rule has entered there belongs to a branch: no meta graph could name it.
@@ -130,12 +132,14 @@ def read_after(
 
     Args:
         step: The step as read.
-        variables: Resource variables.
+        variables: The variables.
         element: What is computed from them. Readers on which `step` itself depends do not wait.
     """
     readers, before = closure([element]), closure([step])
     for variable in variables:
-        for op in variable.handle.consumers():
+        # Older scripts have mutable tensors for variables.
+        handle = getattr(variable, "handle", variable.op.outputs[0])
+        for op in handle.consumers():
             if op in readers and op not in before:
                 op._add_control_inputs([step.op])
 

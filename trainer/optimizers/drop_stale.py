@@ -184,7 +184,8 @@ class DropStaleGradientOptimizer(v1.train.Optimizer):
                     "without."
                 )
             with tf.device(global_step.device):
-                self._local_step = global_step.read_value()
+                # A sum, for the buffer of a mutable tensor would go with the step.
+                self._local_step = global_step.read_value() + 0
         return self._local_step
 
     def _count(self, accepted: tf.Tensor, global_step: tf.Variable) -> tf.Tensor:

@@ -15,14 +15,20 @@ NUMBERS = itertools.count()
 _SERVERS = []  # TensorFlow cannot end a server, so none may be collected
 
 
-def start_cluster(ps):
-    """Parameter servers and one worker server in this process: cluster, worker's target."""
-    sockets = [socket.socket() for _ in range(ps + 1)]
+def free_addresses(count):
+    """Addresses on which nobody listens."""
+    sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
     addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
     for one in sockets:
         one.close()
+    return addresses
+
+
+def start_cluster(ps):
+    """Parameter servers and one worker server in this process: cluster, worker's target."""
+    addresses = free_addresses(ps + 1)
     spec = tf.train.ClusterSpec({"ps": addresses[:ps], "worker": addresses[ps:]})
     tasks = [("ps", k) for k in range(ps)] + [("worker", 0)]
     made = [v1.train.Server(spec, job_name=job, task_index=index) for job, index in tasks]
