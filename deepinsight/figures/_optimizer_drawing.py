@@ -191,6 +191,7 @@ def _key(panel: OptimizerPanel, *, coloured: bool) -> list[str]:
     if panel.more_entries:
         every = panel.more_entries + len(panel.entries)
         which = "those that move most" if len(names) > 1 else "the one that moves most"
+        which = which if panel.moves else "all constant"
         names.append(f"{len(names)} of {every:,} shown, {which}")
     return [" \N{NO-BREAK SPACE}".join(names[i : i + 2]) for i in range(0, len(names), 2)]
 

@@ -82,6 +82,12 @@ class OptimizerPanel:
         return sum(line.series.non_finite for line in self.lines)
 
     @property
+    def moves(self) -> bool:
+        """Whether any line is not constant."""
+        drawn = [line.series.y[np.isfinite(line.series.y)] for line in self.lines]
+        return any(bool(np.any(values != values[0])) for values in drawn if values.size)
+
+    @property
     def logarithmic(self) -> bool:
         """Whether the values span so much that a linear axis would hide the small ones."""
         return 0 < 1000 * self.smallest < self.largest

@@ -23,7 +23,7 @@ class WorkerTotals:
         dropped: Gradients that came too late for them.
         bytes_sent: Bytes of gradients, or of models, that it sent.
         dense_bytes: Bytes that the same would have taken uncompressed.
-        wait_s: Mean of its recorded waits for other workers, in seconds per step.
+        wait_s: Mean of its recorded waits for other workers, in seconds each.
     """
 
     run: str
@@ -65,9 +65,9 @@ class Table:
 def compute_optimizer_totals(runs: Mapping[str, Run]) -> OptimizerTotals:
     """Add up what each process counted, and average what it waited.
 
-    ``sync/accepted_gradients``, ``sync/dropped_gradients``, ``sync/bytes_sent`` and
-    ``sync/dense_bytes`` are running counts. A restarted process begins them again; what it had
-    counted before is added. ``sync/wait_time`` is a step's wait in seconds.
+    ``sync/accepted_gradients``, ``sync/dropped_gradients``, ``sync/total_bytes_sent`` and
+    ``sync/total_dense_bytes`` are running counts. A restarted process begins them again; what it
+    had counted before is added. ``sync/wait_time`` is the process' last wait, in seconds.
 
     Args:
         runs: Open runs by the key that names them.
@@ -136,14 +136,14 @@ def _ratio(worker: WorkerTotals) -> float:
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _CAPTION = (
-    "Gradients pushed (less those of which nothing is known yet), bytes sent, and the mean wait of "
-    "a step, per worker"
+    "Gradients pushed (less those of which nothing is known yet), bytes of all pushes, mean of the "
+    "recorded waits for others, per worker"
 )
 _STREAMS: dict[str, tuple[str, Callable[[np.ndarray], float]]] = {
     "accepted": ("sync/accepted_gradients", lambda counts: float(gains(counts).sum())),
     "dropped": ("sync/dropped_gradients", lambda counts: float(gains(counts).sum())),
-    "bytes_sent": ("sync/bytes_sent", lambda counts: float(gains(counts).sum())),
-    "dense_bytes": ("sync/dense_bytes", lambda counts: float(gains(counts).sum())),
+    "bytes_sent": ("sync/total_bytes_sent", lambda counts: float(gains(counts).sum())),
+    "dense_bytes": ("sync/total_dense_bytes", lambda counts: float(gains(counts).sum())),
     "wait_s": ("sync/wait_time", lambda waits: float(waits.mean())),
 }
 _COLUMNS: tuple[tuple[str, Callable[[float], str], Callable[[WorkerTotals], float]], ...] = (

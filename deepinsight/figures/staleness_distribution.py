@@ -149,12 +149,22 @@ def plot_staleness_distribution(info: StalenessDistributionInfo) -> go.Figure:
 
 def no_staleness(run: Run) -> str:
     """Why a run has no staleness, and what to do about it."""
-    if run.config.get("synchronization") == "sync":
+    synchronization = run.config.get("synchronization")
+    if synchronization == "sync":
         return (
             "This run is synchronous: every gradient is applied to the weights it was computed "
             "on, so none is stale."
+        )
+    if synchronization in _ON_COPIES:
+        return (
+            "Each worker of this run applies its gradients to a copy of its own, so none is stale. "
+            "What the optimizer recorded of itself tells how far the copies are apart."
         )
     return (
         "This run records no staleness. The asynchronous trainer records it for every push; "
         "an own training loop records it with deepinsight.probes.Staleness."
     )
+
+
+#: Values of ``--synchronization`` with which workers step alone.
+_ON_COPIES = ("model-average", "block-momentum", "elastic-average")

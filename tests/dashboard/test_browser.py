@@ -6,6 +6,7 @@ import pytest
 
 from deepinsight.dashboard import create_app
 from deepinsight.report import write_report
+from deepinsight.traces import TraceWriter
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -230,6 +231,35 @@ def test_another_run_joins_on_the_optimizer_page(browser, site):
     wait_until(lambda: len(browser.find_elements("css selector", rows)) == 4, "its totals")
     wait_until(lambda: figures(browser, 1)[0]["traces"] != alone, "its lines")
     assert problems(browser) == []
+
+
+PANELS = """
+const plot = document.querySelector('#optimizer-figure .js-plotly-plot');
+const data = plot._fullData || [];
+return [new Set(data.map(line => line.xaxis)).size,
+  data.reduce((sum, line) => sum + line.x.length, 0)];
+"""
+
+
+def test_the_optimizer_page_follows_a_run_to_new_rows_and_new_panels(browser, serve, tmp_path):
+    address = serve(tmp_path)
+    with TraceWriter(tmp_path / "live", "worker-0") as writer:
+        for step in range(20):
+            writer.record("sync/wait_time", 0.1 * step, step=step, unit="s")
+        writer.flush()
+        browser.get(address + "/optimizer?run=live")
+        figures(browser, 1)
+        wait_until(lambda: browser.execute_script(PANELS) == [1, 20], "the first rows")
+        browser.execute_script("window.sameDocument = true")
+        for step in range(20, 30):
+            writer.record("sync/wait_time", 0.1 * step, step=step, unit="s")
+        writer.flush()
+        wait_until(lambda: browser.execute_script(PANELS) == [1, 30], "more rows")
+        writer.record("sync/rounds", 1, step=30, unit="rounds")
+        writer.flush()
+        wait_until(lambda: browser.execute_script(PANELS) == [2, 31], "another panel")
+        assert browser.execute_script("return window.sameDocument") is True
+        assert problems(browser) == []
 
 
 def test_a_run_without_optimizer_streams_says_how_to_get_some(browser, site):

@@ -120,8 +120,8 @@ def _write_optimizer(writer, own, times, *, nan, worker):
         ("sync/wait_time", np.full(own.size, 0.002 * (1 + worker)), "s"),
         ("sync/accepted_gradients", counts - dropped, "gradients"),
         ("sync/dropped_gradients", dropped, "gradients"),
-        ("sync/bytes_sent", 1000.0 * counts, "bytes"),
-        ("sync/dense_bytes", 400_000.0 * counts, "bytes"),
+        ("sync/total_bytes_sent", 1000.0 * counts, "bytes"),
+        ("sync/total_dense_bytes", 400_000.0 * counts, "bytes"),
     ):
         words = f"The {name.split('/')[1].replace('_', ' ')} of this worker."
         writer.record_block(

@@ -100,6 +100,12 @@ def test_a_vector_shows_the_entries_that_move_most_and_says_how_many_do_not(reco
     assert all(name in text for name in panel.entries)
 
 
+def test_entries_that_stand_still_are_not_said_to_move(record):
+    figure = plot_optimizer(compute_optimizer_info({"r": record(vector([range(6)] * 3))}))
+    text = next(text for text in texts(figure) if "Trust ratio" in text)
+    assert "4 of 6 shown, all constant" in text
+
+
 def test_extents_are_taken_over_all_processes_and_runs(record):
     still, moving = np.zeros((3, 2)), np.array([[0, 0], [0, 5], [0, 0]])
     runs = {

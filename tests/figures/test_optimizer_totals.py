@@ -16,7 +16,7 @@ def counts(**streams):
 def test_gradients_bytes_and_waits_of_each_worker(record):
     run = record(
         counts(accepted_gradients=[1, 5, 9], dropped_gradients=[0, 1, 1], wait_time=[0.1, 0.3]),
-        counts(bytes_sent=[10.0, 250.0], dense_bytes=[1000.0, 2000.0]),
+        counts(total_bytes_sent=[10.0, 250.0], total_dense_bytes=[1000.0, 2000.0]),
     )
     first, second = compute_optimizer_totals({"r": run}).workers
     assert (first.run, first.worker) == ("r", "worker-0")
@@ -49,7 +49,7 @@ def test_the_table_has_the_columns_that_someone_records(record):
     runs = {
         "a": record(counts(accepted_gradients=[900], dropped_gradients=[100]), name="a"),
         "b": record(
-            counts(bytes_sent=[2e6], dense_bytes=[1e9], wait_time=[0.0125]),
+            counts(total_bytes_sent=[2e6], total_dense_bytes=[1e9], wait_time=[0.0125]),
             counts(wait_time=[0.0]),
             name="b",
         ),
@@ -78,5 +78,5 @@ def test_one_quantity_alone_has_one_column(record):
 
 def test_without_any_there_is_no_table(open_example, record):
     assert tabulate_optimizer_totals(compute_optimizer_totals({"k": open_example("keras")})) is None
-    vector = record(lambda writer: writer.record("sync/bytes_sent", np.ones(3), step=0))
+    vector = record(lambda writer: writer.record("sync/total_bytes_sent", np.ones(3), step=0))
     assert compute_optimizer_totals({"v": vector}).workers == ()
