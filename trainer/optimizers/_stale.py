@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from deepinsight.collectors.collection import trace_tensor, traced_tensors
 from deepinsight.collectors.graph import closure
 from deepinsight.trainer.devices import by_device
 from deepinsight.trainer.optimizers._statistics import Report, trace, traceable
@@ -142,6 +143,47 @@ def read_after(
         for op in handle.consumers():
             if op in readers and op not in before:
                 op._add_control_inputs([step.op])
+
+
+def count_pushes(accepted: tf.Tensor) -> tf.Tensor:
+    """Count a push of this process, on the device of the scope.
+
+    The counts begin at 0 with their first use: a script that initialises nothing but its global
+    variables must do.
+
+    Args:
+        accepted: 1 if it was accepted, else 0; scalar.
+
+    Returns:
+        Pushes accepted and dropped so far, int64 ``[2]``.
+    """
+    with v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE):
+        counts = v1.get_variable(
+            "drop_stale/pushes", [2], tf.int64, v1.zeros_initializer(),
+            trainable=False, use_resource=True, collections=[],
+        )  # fmt: skip
+    known = tf.raw_ops.VarIsInitializedOp(resource=counts.handle)
+    before = tf.cond(known, counts.read_value, lambda: tf.zeros([2], tf.int64))
+    after = before + tf.cast(tf.stack([accepted, 1 - accepted]), tf.int64)
+    with tf.control_dependencies([counts.assign(after, read_value=False)]):
+        return tf.identity(after)
+
+
+def trace_counts(accepted: tf.Tensor, dropped: tf.Tensor, *, since: str) -> None:
+    """Offer a worker's counts to the session hook, unless another optimizer's are there."""
+    if not traceable():
+        return
+    known = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
+    for name, tensor, fate in (
+        ("sync/accepted_gradients", accepted, "applied"),
+        ("sync/dropped_gradients", dropped, "dropped, being too old"),
+    ):
+        if name not in known:
+            trace_tensor(
+                name, tensor, "gradients",
+                description=f"Gradients of this worker, since {since}, that were {fate}.",
+                every_n_steps=None,
+            )  # fmt: skip
 
 
 def _nothing(values: tf.Tensor) -> tf.Tensor:

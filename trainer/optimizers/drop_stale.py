@@ -16,8 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.collectors.collection import trace_tensor, traced_tensors
-from deepinsight.trainer.optimizers._stale import apply_if, bring, is_fresh, read_after
+from deepinsight.trainer.optimizers._stale import (
+    apply_if,
+    bring,
+    count_pushes,
+    is_fresh,
+    read_after,
+    trace_counts,
+)
 from deepinsight.trainer.optimizers._statistics import traceable
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.push import Push
@@ -39,8 +45,8 @@ class DropStaleGradientOptimizer(v1.train.Optimizer):
     be dense or `tf.IndexedSlices`. Signature and behaviour are those of
     ``tf.contrib.opt.DropStaleGradientOptimizer`` in TensorFlow 1.15 (which read L beside the
     variables, in no certain order). The session hook records ``sync/dropped_gradients`` and
-    ``sync/accepted_gradients``, of all workers, and there is a summary of the share of dropped
-    gradients under TensorFlow's tag ``Gradient_staleness_percentage``.
+    ``sync/accepted_gradients`` of this worker, and there is a summary of the share of dropped
+    gradients, of all workers, under TensorFlow's tag ``Gradient_staleness_percentage``.
 
     Args:
         opt: The optimizer, any of ``tf.compat.v1``.
@@ -79,6 +85,7 @@ class DropStaleGradientOptimizer(v1.train.Optimizer):
         self._opt = opt
         self._staleness = _checked_bound(staleness)
         self._local_step: tf.Tensor | None = None
+        self._here = ""
         self._counter: tf.Variable | None = None
         self._track_trackable(opt, "opt")
 
@@ -103,7 +110,7 @@ class DropStaleGradientOptimizer(v1.train.Optimizer):
                 "`loss` must be a tensor of a tf.compat.v1 graph: between eager calls nothing is "
                 f"stale. Received: {type(loss).__name__}."
             )
-        local_step = self._read_local_step(loss.graph)
+        local_step, self._here = self._read_local_step(loss.graph), loss.device
         with tf.device(loss.device), tf.control_dependencies([local_step]):
             gated = tf.identity(loss)
         pairs = self._opt.compute_gradients(gated, *args, **kwargs)
@@ -205,12 +212,18 @@ class DropStaleGradientOptimizer(v1.train.Optimizer):
             )
             with tf.control_dependencies([raised]):
                 dropped = self._counter.read_value()
-                steps = global_step.read_value()
-        if traceable():
-            _trace_counts(dropped, steps)
-            share = dropped / tf.cast(steps + 1, tf.float32)
-            v1.summary.scalar("Gradient_staleness_percentage", share)
-        return dropped
+            if traceable():
+                updates = tf.cast(global_step.read_value() + 1, tf.float32)
+                v1.summary.scalar("Gradient_staleness_percentage", dropped / updates)
+            # In one message to the worker.
+            packed = tf.stack([dropped, tf.cast(accepted, tf.float32)])
+        with tf.device(self._here or tf.no_op().device):
+            total, taken = tf.unstack(tf.identity(packed))
+            mine = count_pushes(taken)
+            with tf.control_dependencies([mine]):
+                total = tf.identity(total)
+        trace_counts(*tf.unstack(mine), since="the process began")
+        return total
 
 
 def push_drop_stale(
@@ -245,8 +258,8 @@ def push_drop_stale(
         raise ValueError(f"`bound` must be >= 0. Received: bound={bound}.")
     home = counts.global_step.device
     with tf.device(home):
-        dropped = v1.get_variable(
-            "drop_stale/dropped", [workers], tf.int64, v1.zeros_initializer(),
+        pushes = v1.get_variable(
+            "drop_stale/pushes", [2 * workers], tf.int64, v1.zeros_initializer(),
             trainable=False, use_resource=True,
         )  # fmt: skip
 
@@ -266,31 +279,20 @@ def push_drop_stale(
     step, overall, *variables = outcome.outputs
     with tf.device(home):
         accepted = tf.cast(outcome.accepted, tf.int64)
+        place = worker + workers * (1 - accepted)
         raised = tf.raw_ops.ResourceScatterAdd(
-            resource=dropped.handle, indices=[worker], updates=tf.expand_dims(1 - accepted, 0)
+            resource=pushes.handle, indices=[place], updates=tf.ones([1], tf.int64)
         )
         with tf.control_dependencies([raised]):
-            mine = dropped.read_value()[worker]
+            taken, dropped = tf.unstack(tf.gather(pushes, [worker, worker + workers]))
         op = tf.group(raised, *outcome.outputs)
         reached = step + accepted
+    trace_counts(taken, dropped, since="this launch began")
     staleness = Versions(overall, dict(zip(pulled.variables, variables, strict=True)))
     return Push(
-        op, step, staleness, reached=reached, dropped=mine,
-        variables=(dropped,), start_op=dropped.initializer,
+        op, step, staleness, reached=reached, dropped=dropped,
+        variables=(pushes,), start_op=pushes.initializer,
     )  # fmt: skip
-
-
-def _trace_counts(dropped: tf.Tensor, steps: tf.Tensor) -> None:
-    taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
-    for name, tensor, description in (
-        ("dropped", dropped, "Gradients of all workers that were dropped, being too old."),
-        ("accepted", steps, "Gradients of all workers that were applied: the global step."),
-    ):
-        if f"sync/{name}_gradients" not in taken:
-            trace_tensor(
-                f"sync/{name}_gradients", tensor, "gradients",
-                description=description, every_n_steps=None,
-            )  # fmt: skip
 
 
 def _checked_bound(bound: Any) -> Any:
