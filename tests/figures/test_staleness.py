@@ -140,3 +140,9 @@ def test_runs_without_staleness_say_why(open_example, record, compute, plot):
 def test_a_synchronous_run_explains_that_nothing_is_stale(open_example):
     info = compute_staleness_distribution_info(open_example("sync"))
     assert "synchronous" in info.reason
+
+
+@pytest.mark.parametrize("name", ["model-average", "block-momentum", "elastic-average"])
+def test_a_run_of_local_steps_explains_that_nothing_is_stale(record, name):
+    info = compute_staleness_distribution_info(record(config={"synchronization": name}))
+    assert "a copy of its own, so none is stale" in info.reason
