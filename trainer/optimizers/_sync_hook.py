@@ -80,6 +80,7 @@ class SyncReplicasHook(v1.train.SessionRunHook):
 
     def after_create_session(self, session: v1.Session, coord: tf.train.Coordinator) -> None:
         """Begin the launch, or wait for its beginning, and take part."""
+        self._coord = coord
         if self._is_chief:
             session.run(self._ops.start)
         else:
@@ -152,7 +153,7 @@ class SyncReplicasHook(v1.train.SessionRunHook):
     def _wait_for_others(self, session: v1.Session) -> None:
         seen, seen_s = None, time.monotonic()
         pause_s = 0.001
-        while not self._patience.stop.wait(pause_s):
+        while not (self._patience.stop.wait(pause_s) or self._coord.should_stop()):
             state = State.parse(session.run(self._ops.state))
             if not state.live:
                 return

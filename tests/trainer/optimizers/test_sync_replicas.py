@@ -1,14 +1,19 @@
 """Synchronous rounds against their oracle, with workers that are late, leave, stall and return."""
 
+import doctest
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from deepinsight.collectors import TraceHook
+from deepinsight.traces import open_run
 from deepinsight.trainer.optimizers.sync_replicas import SyncReplicasOptimizer
+from deepinsight.trainer.optimizers.versions import UpdateCounts
 from tests.trainer.optimizers.sync_workers import (
     ROWS,
     TIMEOUT_S,
@@ -348,3 +353,183 @@ def test_rounds_over_two_parameter_servers():
         np.testing.assert_allclose(dense, [-10, -20])
         np.testing.assert_allclose(table, [[0, 0], [-20, -20], [-10, -10], [-10, -10]])
         np.testing.assert_allclose(other, [-10, -10])
+
+
+def test_an_error_in_a_round_ends_the_chiefs_session(start):
+    def failing():
+        rate = v1.train.get_global_step() * 0 - 1
+        with tf.control_dependencies([tf.debugging.assert_non_negative(rate, "a rate of -1")]):
+            return v1.train.GradientDescentOptimizer(tf.constant(1.0))
+
+    chief, _ = start(2, 1, make_rule=failing)
+    chief.train()  # ends, and
+    begin_s = time.monotonic()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"a rate of -1"):
+        chief.close()
+    assert time.monotonic() - begin_s < TIMEOUT_S / 2  # no round will end, so nobody is waited for
+
+
+def test_a_chief_that_is_to_end_waits_for_nobody(start):
+    chief, _ = start(2, 2)
+    chief.pull()
+    chief.push()
+    time.sleep(0.3)
+    assert chief.waits
+    chief.stop.set()
+    assert chief.end()["live"] == 1
+
+
+@contextmanager
+def alone(sync, **options):
+    """A session of the only worker."""
+    with v1.train.MonitoredTrainingSession(
+        hooks=[sync.make_session_run_hook(is_chief=True), *options.pop("hooks", ())],
+        save_summaries_steps=None, log_step_count_steps=None, **options,
+    ) as session:  # fmt: skip
+        yield session
+
+
+def test_minimize_pushes_for_the_round_whose_variables_it_read():
+    """The step at the end of the last step is not asked: another worker may have ended rounds."""
+    server, results = local_server(), []
+    sessions = []
+    for index in (0, 1):
+        with tf.Graph().as_default():
+            step = v1.train.get_or_create_global_step()
+            weight = v1.get_variable("w", initializer=[8.0], use_resource=True)
+            sync = SyncReplicasOptimizer(
+                v1.train.GradientDescentOptimizer(0.25), 1, 2, worker_index=index
+            )
+            train = sync.minimize(tf.reduce_sum(weight**2), step)
+            hook = sync.make_session_run_hook(index == 0)
+            session = v1.train.MonitoredTrainingSession(
+                server.target, index == 0, hooks=[hook],
+                save_summaries_steps=None, log_step_count_steps=None,
+            )  # fmt: skip
+        sessions.append((session, [train, sync.decided]))
+    for _ in range(3):  # in turn: each round has one gradient
+        for session, fetches in sessions:
+            results.append(session.run(fetches)[1])
+    assert [int(r.reached) for r in results] == [1, 2, 3, 4, 5, 6]
+    assert [int(r.dropped) for r in results] == [0] * 6
+    assert sessions[1][0].run(weight) == 8 * 0.5**6
+    for session, _ in reversed(sessions):
+        session.close()
+
+
+def test_what_is_known_is_recorded_at_the_step_that_was_reached(tmp_path):
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        weight = v1.get_variable("w", initializer=[8.0], use_resource=True)
+        sync = SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(0.25), 1, worker_index=0)
+        train = sync.minimize(tf.reduce_sum(weight**2), step)
+        with alone(sync, hooks=[TraceHook(tmp_path, [], every_n_steps=1)]) as session:
+            for _ in range(3):
+                session.run(train)
+    with open_run(tmp_path) as run:
+        accepted = run.frame("sync/accepted_gradients")
+        assert accepted["step"].tolist() == [1, 2, 3]
+        assert accepted["value"].tolist() == [1, 2, 3]
+        assert run.frame("sync/dropped_gradients")["value"].tolist() == [0, 0, 0]
+        assert run.frame("sync/live_workers")["value"].tolist() == [1, 1, 1]
+        waits = run.frame("sync/wait_time")["value"]
+        assert ((waits > 0) & (waits < TIMEOUT_S)).all()
+
+
+def test_update_counts_and_averages_follow_the_rounds():
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        weight = v1.get_variable("w", initializer=[8.0], use_resource=True)
+        counts = UpdateCounts({"w": weight}, step)
+        average = tf.train.ExponentialMovingAverage(0.5)
+        sync = SyncReplicasOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), 1, variable_averages=average,
+            variables_to_average=[weight], worker_index=0, counts=counts,
+        )  # fmt: skip
+        train = sync.apply_gradients([(tf.constant([2.0]), weight)], step)
+        values = [weight, average.average(weight), counts.read()]
+        with alone(sync) as session:
+            for _ in range(3):
+                session.run(train)
+            now, averaged, versions = session.run(values)
+    assert (now, versions.overall) == (2, 3)
+    assert [v.tolist() for v in versions.variables.values()] == [[3]]
+    assert averaged == ((8 + 6) / 2 + 4) / 4 + 2 / 2
+
+
+def test_a_variable_without_a_gradient_is_left_alone():
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        first, second = (
+            v1.get_variable(name, initializer=[1.0], use_resource=True) for name in "ab"
+        )
+        sync = SyncReplicasOptimizer(v1.train.AdamOptimizer(0.5), 1, worker_index=0)
+        train = sync.apply_gradients([(None, first), (tf.constant([1.0]), second)], step)
+        with alone(sync) as session:
+            session.run(train)
+            np.testing.assert_allclose(session.run([first, second]), [[1], [0.5]], rtol=1e-5)
+    assert isinstance(sync, v1.train.SyncReplicasOptimizer)
+    assert sync.get_slot(second, "m") is not None
+
+
+def test_a_queue_runner_ends_rounds_without_the_hook():
+    """As scripts for TensorFlow's supervisor do."""
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        weight = v1.get_variable("w", initializer=[8.0], use_resource=True)
+        sync = SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(0.25), 1, worker_index=0)
+        train = sync.minimize(tf.reduce_sum(weight**2), step)
+        runner = sync.get_chief_queue_runner()
+        ops = [v1.global_variables_initializer(), sync.chief_init_op, sync.get_init_tokens_op()]
+        with v1.Session() as session:
+            for op in ops:
+                session.run(op)
+            coord = tf.train.Coordinator()
+            threads = runner.create_threads(session, coord, daemon=True, start=True)
+            for _ in range(4):  # the first is pushed before the worker has joined
+                session.run(train)
+            assert session.run([step, weight]) == [3, 1]
+            coord.request_stop()
+            coord.join(threads, stop_grace_period_secs=TIMEOUT_S)
+
+
+def test_what_makes_no_sense_is_refused():
+    rule = v1.train.GradientDescentOptimizer(1.0)
+    for arguments, message in (
+        (
+            {"replicas_to_aggregate": 3, "total_num_replicas": 2},
+            r"one gradient per round\. Rec",
+        ),
+        ({"replicas_to_aggregate": 0}, r"`replicas_to_aggregate` must be >= 1"),
+        ({"replicas_to_aggregate": 1.5}, r"`total_num_replicas` must be an int\. Received: .*1\.5"),
+        ({"worker_index": 2}, r"`worker_index` must be >= 0 and < `total_num_replicas`, 2\."),
+        ({"worker_index": -1}, r"Received: worker_index=-1"),
+        ({"opt": "sgd"}, r"`opt` must be a tf\.compat\.v1\.train\.Optimizer\. Received: builtins"),
+    ):
+        given = {"opt": rule, "replicas_to_aggregate": 2, "worker_index": 0} | arguments
+        with pytest.raises(ValueError, match=message):
+            SyncReplicasOptimizer(**given)
+
+
+def test_a_step_that_cannot_be_built_is_refused():
+    with tf.Graph().as_default():
+        weight = v1.get_variable("w", [2], use_resource=True)
+        sync = SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(1.0), 1, worker_index=0)
+        with pytest.raises(ValueError, match=r"No gradients provided for any variable"):
+            sync.apply_gradients([(None, weight)], v1.train.get_or_create_global_step())
+        with pytest.raises(ValueError, match=r"`global_step` must be a resource variable.*None"):
+            sync.apply_gradients([(tf.ones([2]), weight)])
+        hook = sync.make_session_run_hook(is_chief=True)
+        for needs_gradients in (hook.begin, sync.get_chief_queue_runner):
+            with pytest.raises(ValueError, match=r"`apply_gradients` must be called before"):
+                needs_gradients()
+
+
+def test_the_example_prints_what_it_says():
+    (found,) = doctest.DocTestFinder(recurse=False).find(
+        SyncReplicasOptimizer,
+        "SyncReplicasOptimizer",
+        globs={"tf": tf, "SyncReplicasOptimizer": SyncReplicasOptimizer},
+    )
+    assert found.examples
+    assert doctest.DocTestRunner().run(found).failed == 0
