@@ -59,6 +59,7 @@ class Exchange:
         moving_rate: Share of the distance by which both sides move, in [0, 1].
         global_step: Raised by one by each exchange; None: nothing is counted.
         note: Gets the norm of the distance before the exchange, a float64 scalar; makes an op.
+        others: What only begins at its centre.
 
     Attributes:
         leave_op: Does nothing: nobody waits for this worker.
@@ -70,8 +71,9 @@ class Exchange:
         moving_rate: float,
         global_step: tf.Variable | None,
         note: Callable[[tf.Tensor], tf.Operation],
+        others: Sequence[Tie] = (),
     ) -> None:
-        self._join = tf.group(*fetch_centers(ties))
+        self._join = tf.group(*fetch_centers([*ties, *others]))
         self._exchange = _exchange(ties, moving_rate, global_step, note)
         self.leave_op = tf.no_op()
 

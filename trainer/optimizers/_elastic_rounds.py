@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members
 from deepinsight.trainer.optimizers._apply import compute_dtype
-from deepinsight.trainer.optimizers._elastic_exchange import Tie
+from deepinsight.trainer.optimizers._elastic_exchange import Tie, fetch_centers
 from deepinsight.trainer.optimizers._local_copies import sum_of_squares
 from deepinsight.trainer.optimizers._rounds import Rounds
 
@@ -21,6 +21,7 @@ def make_rounds(
     worker: int,
     global_step: tf.Variable,
     note: Note,
+    others: Sequence[Tie] = (),
     name: str,
 ) -> Rounds:
     """The rounds of a worker.
@@ -35,6 +36,7 @@ def make_rounds(
         global_step: Counts rounds.
         note: Gets the norm of the distance before the round, and the seconds that the worker has
             waited, float64 scalars; makes an op.
+        others: What only begins at its centre.
         name: Prefix of what is shared.
     """
     late = tf.compat.v1.placeholder(tf.bool, [], f"{name}/late")
@@ -58,11 +60,12 @@ def make_rounds(
         return [*moved, *known, note(tf.sqrt(sum_of_squares(distances)), waited_s)]
 
     def join(centers: Sequence[tf.Tensor], *_: object) -> list[tf.Operation]:
-        return [
+        begun = [
             copy.assign(value, read_value=False)
             for tie, value in zip(ties, centers, strict=True)
             for copy in (tie.local, tie.known)
         ]
+        return [*begun, *fetch_centers(others)]
 
     return Rounds(
         [_distance(tie) for tie in ties],

@@ -138,23 +138,6 @@ def keep_local(make: Callable[[], Any]) -> Any:
     return made
 
 
-def learning_rate_of(opt: v1.train.Optimizer) -> Any:
-    """The learning rate of an optimizer: a number or a tensor.
-
-    Raises:
-        ValueError: If it does not reveal one.
-    """
-    hyper = getattr(opt, "_hyper", {})
-    for rate in (getattr(opt, "_learning_rate", None), getattr(opt, "_lr", None),
-                 hyper.get("learning_rate")):  # fmt: skip
-        if rate is not None:
-            return rate() if callable(rate) else rate
-    raise ValueError(
-        "`rho` must be given where `opt` has no learning rate to derive it from. Received: "
-        f"rho=None, opt={type(opt).__name__}; pass rho=0 for no penalty."
-    )
-
-
 def add_penalty(
     pairs: Sequence[GradientAndVariable], rho: Any, known: Callable[[tf.Variable], tf.Variable]
 ) -> list[GradientAndVariable]:

@@ -1,7 +1,6 @@
 """Elastic averaging: workers train alone, each tied to a common centre (EASGD, EAMSGD)."""
 
 import math
-import numbers
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,9 +8,17 @@ from typing import Any
 import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
+from deepinsight.trainer.optimizers._elastic_checks import (
+    check_base,
+    check_getter,
+    learning_rate,
+    number,
+    whole,
+)
 from deepinsight.trainer.optimizers._elastic_exchange import Exchange, Tie, fetch_centers
 from deepinsight.trainer.optimizers._elastic_getter import ElasticAverageCustomGetter
 from deepinsight.trainer.optimizers._elastic_rounds import make_rounds
+from deepinsight.trainer.optimizers._elastic_saver import swapping_saver
 from deepinsight.trainer.optimizers._elastic_state import (
     NAN,
     OwnState,
@@ -19,12 +26,10 @@ from deepinsight.trainer.optimizers._elastic_state import (
     is_nesterov,
     keep_local,
     keep_look_ahead,
-    learning_rate_of,
     with_look_ahead,
 )
 from deepinsight.trainer.optimizers._local_copies import (
     GLOBAL_VARIABLE_NAME,
-    LocalCopiesGetter,
     VariableMap,
     check_copies,
 )
@@ -146,25 +151,17 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
         patience: Patience = PATIENCE,
     ) -> None:
         super().__init__(use_locking, name)
-        if not isinstance(opt, v1.train.Optimizer):
-            raise ValueError(
-                "`opt` must be a tf.compat.v1.train.Optimizer. "
-                f"Received: {type(opt).__module__}.{type(opt).__qualname__}."
-            )
-        if not isinstance(ea_custom_getter, LocalCopiesGetter):
-            raise ValueError(
-                "`ea_custom_getter` must be the ElasticAverageCustomGetter with which the model's "
-                f"variables were made. Received: {ea_custom_getter!r}."
-            )
+        check_base(opt)
+        check_getter(ea_custom_getter)
         self._opt, self._getter = opt, ea_custom_getter
-        self._num_worker = _whole("num_worker", num_worker)
-        self._period = _whole("communication_period", communication_period)
+        self._num_worker = whole("num_worker", num_worker)
+        self._period = whole("communication_period", communication_period)
         if moving_rate is None:
             moving_rate = self.BETA / self._period / self._num_worker
-        self._moving_rate = _number("moving_rate", moving_rate, 1.0)
+        self._moving_rate = number("moving_rate", moving_rate, 1.0)
         if rho is None:
-            rho = self._moving_rate / learning_rate_of(opt) if synchronous else 0.0
-        self._rho = rho if tf.is_tensor(rho) else _number("rho", rho, math.inf)
+            rho = self._moving_rate / learning_rate(opt) if synchronous else 0.0
+        self._rho = rho if tf.is_tensor(rho) else number("rho", rho, math.inf)
         self._synchronous, self._patience = bool(synchronous), patience
         self._state = OwnState(ea_custom_getter.worker_device, name)
         self._known, self._trained = VariableMap(), VariableMap()
@@ -385,22 +382,9 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
         Raises:
             RuntimeError: If no variable has a centre yet.
         """
-        if not self.global_variables:
-            raise RuntimeError(
-                "`swapping_saver` must be called after the model was made with the "
-                "ElasticAverageCustomGetter. Received: no variable with a centre."
-            )
         if var_list is None:
             var_list = v1.trainable_variables()
-        if not isinstance(var_list, Mapping):
-            var_list = _by_name(var_list)
-        swapped = {key: self._swapped(variable) for key, variable in var_list.items()}
-        return v1.train.Saver(swapped, name=name, **kwargs)
-
-    def _swapped(self, variable: Any) -> Any:
-        if isinstance(variable, tf.Variable):
-            return self.global_variables.get(variable, variable)
-        return [self.global_variables.get(part, part) for part in variable]
+        return swapping_saver(var_list, self.global_variables, name, kwargs)
 
     @property
     def _penalises(self) -> bool:
@@ -443,15 +427,18 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
         check_copies(self._trained)
         with tf.init_scope(), v1.device(None), v1.name_scope(None), v1.name_scope(f"{self._name}/"):
             ties = self._ties(self._trained)
+            others = self._ties(v for v in self.global_variables if v not in self._trained)
             if is_nesterov(self._opt):
                 ties = [with_look_ahead(tie, self._opt, self._state) for tie in ties]
             if self._synchronous:
-                self._turns = self._make_rounds(ties)
+                self._turns = self._make_rounds(ties, others)
             else:
-                self._turns = Exchange(ties, self._moving_rate, self._global_step, self._note)
+                self._turns = Exchange(
+                    ties, self._moving_rate, self._global_step, self._note, others
+                )
         return self._turns
 
-    def _make_rounds(self, ties: Sequence[Tie]) -> Rounds:
+    def _make_rounds(self, ties: Sequence[Tie], others: Sequence[Tie]) -> Rounds:
         with tf.device(self._global_step.device):
             self.members = Members(self._num_worker, f"{self._name}/members")
         with tf.device(self._getter.worker_device):
@@ -462,42 +449,10 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
                 worker=self._worker,
                 global_step=self._global_step,
                 note=self._note,
+                others=others,
                 name=self._name,
             )
 
     def _note(self, distance: tf.Tensor, waited_s: tf.Tensor | None = None) -> tf.Operation:
         live = None if self.members is None else self.members.count()
         return self._state.note_exchange(distance, waited_s, live)
-
-
-def _by_name(variables: Iterable[Any]) -> dict[str, Any]:
-    """Variables by the names under which a saver saves them; parts of one are together."""
-    named: dict[str, Any] = {}
-    for variable in variables:
-        parts = [variable] if isinstance(variable, tf.Variable) else list(variable)
-        for part in parts:
-            place = part._get_save_slice_info()
-            if place is None:
-                named[part.op.name] = part
-            else:
-                named.setdefault(place.full_name, []).append(part)
-    return named
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if not number >= 1:
-        raise ValueError(f"`{name}` must be an integer >= 1. Received: {name}={value!r}.")
-    return number
-
-
-def _number(name: str, value: Any, most: float) -> float:
-    if getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if not isinstance(value, numbers.Real) or not 0 <= value <= most or math.isinf(value):
-        words = f">= 0 and <= {most:g}" if math.isfinite(most) else "finite and >= 0"
-        raise ValueError(f"`{name}` must be {words}. Received: {name}={value!r}.")
-    return float(value)
