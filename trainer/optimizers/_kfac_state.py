@@ -79,22 +79,22 @@ class State:
                 for name, size in zip(names, sizes, strict=True)
             }
             self._slots.append(slots)
-        prefix, self._optimizer, self._first = optimizer.get_name(), optimizer, first
+        self._optimizer, self._first = optimizer, first
         self._updates, self.steps, self._inverted = (
-            optimizer._create_non_slot_variable(
-                tf.constant(value, tf.int64), f"{prefix}/{name}", colocate_with=first
-            )
+            self._variable(name, tf.constant(value, tf.int64))
             for name, value in (("covariance_updates", 0), ("steps", 0), ("inverted_at", NEVER))
         )
 
     @property
     def kept_facts(self) -> tf.Variable:
         """Takes what is known of the last step, float64 ``[4]``, NaN at first; see `trace_step`."""
-        with tf.init_scope():
+        return self._variable("facts", tf.fill([4], tf.constant(float("nan"), tf.float64)))
+
+    def _variable(self, name: str, value: tf.Tensor) -> tf.Variable:
+        # All workers must give it one name, whatever they are just building.
+        with tf.init_scope(), v1.name_scope(None):
             return self._optimizer._create_non_slot_variable(
-                tf.fill([4], tf.constant(float("nan"), tf.float64)),
-                f"{self._optimizer.get_name()}/facts",
-                colocate_with=self._first,
+                value, f"{self._optimizer.get_name()}/{name}", colocate_with=self._first
             )
 
     def read_counters(self) -> Counters:

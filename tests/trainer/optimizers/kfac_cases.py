@@ -10,6 +10,7 @@ v1 = tf.compat.v1
 INPUTS, HIDDEN = 3, 4
 RATE, MOMENTUM = 1 / 64, 0.875  # exact in float32, in which TensorFlow keeps them
 NAMES = ("hidden/kernel", "hidden/bias", "out/kernel", "shift")
+SLOTS = ("input_covariance", "output_covariance", "input_inverse", "output_inverse")
 LAYERS = {"hidden": ("hidden/kernel", "hidden/bias"), "out": ("out/kernel", None)}
 
 
@@ -28,20 +29,26 @@ def batch(seed, rows=32, dtype=np.float32):
 
 
 class Network:
-    """``relu(x K + b) k + shift``, squared error; shift belongs to no layer."""
+    """``relu(x K + b) k + shift``, squared error; shift belongs to no layer.
 
-    def __init__(self, dtype=tf.float32, values=None, feeds=None):
-        values = values or first_values(dtype.as_numpy_dtype)
+    Args:
+        dtype: Of everything.
+        pulled: Whether the forward pass takes its weights from placeholders, `pulled`.
+    """
+
+    def __init__(self, dtype=tf.float32, pulled=False):
+        values = first_values(dtype.as_numpy_dtype)
         self.variables = {
             name: v1.get_variable(name, initializer=tf.constant(value, dtype), use_resource=True)
             for name, value in values.items()
         }
-        self.x, self.y, self.noise = self.feeds = feeds or [
-            v1.placeholder(dtype, [None, INPUTS]),
-            v1.placeholder(dtype, [None]),
-            v1.placeholder(dtype, [None]),
+        self.x, self.y, self.noise = self.feeds = [
+            v1.placeholder(dtype, shape) for shape in ([None, INPUTS], [None], [None])
         ]
-        v = self.variables
+        self.pulled = {
+            name: v1.placeholder(dtype, value.shape) for name, value in values.items() if pulled
+        }
+        v = self.read = self.pulled or self.variables
         pre = tf.matmul(self.x, v["hidden/kernel"]) + v["hidden/bias"]
         hidden = tf.nn.relu(pre)
         out = tf.matmul(hidden, v["out/kernel"])
@@ -51,16 +58,14 @@ class Network:
         labels = tf.stop_gradient(prediction + self.noise)
         self.fisher_loss = 0.5 * tf.math.squared_difference(prediction, labels)
         self.layers = [
-            DenseLayer(v["hidden/kernel"], v["hidden/bias"], self.x, pre),
-            DenseLayer(v["out/kernel"], None, hidden, out),
+            DenseLayer(self.variables["hidden/kernel"], self.variables["hidden/bias"], self.x, pre),
+            DenseLayer(self.variables["out/kernel"], None, hidden, out),
         ]
         self.bare = [layer._replace(inputs=None, outputs=None) for layer in self.layers]
 
     def gradients(self):
-        return list(
-            zip(v1.gradients(self.loss, list(self.variables.values())), self.variables.values(),
-                strict=True)
-        )  # fmt: skip
+        gradients = v1.gradients(self.loss, list(self.read.values()))
+        return list(zip(gradients, self.variables.values(), strict=True))
 
 
 class Oracle:
@@ -86,24 +91,27 @@ class Oracle:
             for _ in range(2)
         )
 
-    def forward(self, x):
-        v = self.values
+    def forward(self, x, values):
+        v = values
         hidden = np.maximum(x @ v["hidden/kernel"] + v["hidden/bias"], 0)
         return hidden, (hidden @ v["out/kernel"])[:, 0] + v["shift"]
 
-    def gradients(self, x, y):
-        hidden, prediction = self.forward(x)
+    def gradients(self, x, y, values=None):
+        """The gradients at `values`, as they were pulled; None: as they are."""
+        values = values or self.values
+        hidden, prediction = self.forward(x, values)
         error = ((prediction - y) / len(x)).astype(x.dtype)[:, None]
-        inner = (error @ self.values["out/kernel"].T) * (hidden > 0)
+        inner = (error @ values["out/kernel"].T) * (hidden > 0)
         return {
             "hidden/kernel": x.T @ inner, "hidden/bias": inner.sum(axis=0),
             "out/kernel": hidden.T @ error, "shift": error.sum(axis=0),
         }  # fmt: skip
 
-    def take_batch(self, x, y, noise):
-        hidden, prediction = self.forward(x)
+    def take_batch(self, x, y, noise, values=None):
+        values = values or self.values
+        hidden, prediction = self.forward(x, values)
         single = ((prediction - y) if self.empirical else -noise)[:, None].astype(x.dtype)
-        inner = (single @ self.values["out/kernel"].T) * (hidden > 0)
+        inner = (single @ values["out/kernel"].T) * (hidden > 0)
         rows = {
             "hidden": (np.hstack([x, np.ones_like(x[:, :1])]), inner),
             "out": (hidden, single),
@@ -160,3 +168,30 @@ class Oracle:
             self.take_batch(x, y, noise)
         self.invert_when_due()
         self.apply(grads)
+
+
+def fetches(optimizer, network):
+    """All that the oracle knows, under the same names."""
+    slots = {
+        (layer, name): optimizer.get_slot(network.layers[place].kernel, name).read_value()
+        for place, layer in enumerate(LAYERS)
+        for name in SLOTS
+    }
+    values = {name: variable.read_value() for name, variable in network.variables.items()}
+    return {"slots": slots, "values": values, "counters": optimizer.state.read_counters()}
+
+
+def assert_state(found, expected, tolerance):
+    assert found["counters"] == (expected.updates, expected.steps, expected.inverted)
+    arrays = {
+        (layer, name): array
+        for layer in LAYERS
+        for name, array in zip(
+            SLOTS, (*expected.covariances[layer], *expected.inverses[layer]), strict=True
+        )
+    }
+    for ours, theirs in ((found["values"], expected.values), (found["slots"], arrays)):
+        assert set(ours) == set(theirs)
+        for name, array in theirs.items():
+            assert ours[name].dtype == array.dtype
+            np.testing.assert_allclose(ours[name], array, rtol=tolerance, atol=tolerance)

@@ -10,12 +10,20 @@ from deepinsight.collectors.collection import traced_tensors
 from deepinsight.trainer.optimizers import kfac
 from deepinsight.trainer.optimizers.kfac import DenseLayer, KFACOptimizer, sampled_loss
 
-from .kfac_cases import LAYERS, MOMENTUM, RATE, Network, Oracle, batch, first_values
+from .kfac_cases import (
+    MOMENTUM,
+    RATE,
+    Network,
+    Oracle,
+    assert_state,
+    batch,
+    fetches,
+    first_values,
+)
 
 v1 = tf.compat.v1
 # float32: 24 bits, inverses of condition up to 10^4, 30 steps. float64: 53 bits.
 TOLERANCES = {tf.float32: 1e-4, tf.float64: 1e-9}
-SLOTS = ("input_covariance", "output_covariance", "input_inverse", "output_inverse")
 SETTINGS = {
     "plain": {"damping": 0.5},
     "burn-in": {"damping": 0.5, "burn_in": 7},
@@ -36,33 +44,6 @@ def oracle(values, settings, **more):
     names = {"covariance_decay": "decay", "norm_constraint": "cap"}
     given = {"burn_in": 1} | {names.get(key, key): value for key, value in settings.items()}
     return Oracle(values, **given, **more)
-
-
-def fetches(optimizer, network):
-    """All that the oracle knows, under the same names."""
-    slots = {
-        (layer, name): optimizer.get_slot(network.layers[place].kernel, name).read_value()
-        for place, layer in enumerate(LAYERS)
-        for name in SLOTS
-    }
-    values = {name: variable.read_value() for name, variable in network.variables.items()}
-    return {"slots": slots, "values": values, "counters": optimizer.state.read_counters()}
-
-
-def assert_state(found, expected, tolerance):
-    assert found["counters"] == (expected.updates, expected.steps, expected.inverted)
-    arrays = {
-        (layer, name): array
-        for layer in LAYERS
-        for name, array in zip(
-            SLOTS, (*expected.covariances[layer], *expected.inverses[layer]), strict=True
-        )
-    }
-    for ours, theirs in ((found["values"], expected.values), (found["slots"], arrays)):
-        assert set(ours) == set(theirs)
-        for name, array in theirs.items():
-            assert ours[name].dtype == array.dtype
-            np.testing.assert_allclose(ours[name], array, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
