@@ -89,10 +89,10 @@ def _name_processes(figure: go.Figure, info: OptimizerInfo) -> set[tuple[str, st
         for number, process in enumerate(_processes(info, info.runs[0])):
             named.add((info.runs[0], process))
             style = {"color": MUTED, "dash": dash(number), "width": 1.6}
-            name = escape(short(process))
+            name, group = escape(short(process)), escape(process)
             figure.add_trace(
                 go.Scatter(
-                    x=[None], y=[None], name=name, legendgroup=name, mode="lines", line=style
+                    x=[None], y=[None], name=name, legendgroup=group, mode="lines", line=style
                 )
             )
     return named
@@ -149,7 +149,7 @@ def _trace(
             "width": 1.6,
             "shape": "hv" if panel.whole else "linear",
         },
-        hovertemplate=f"%{{x:,.4~f}}: %{{y:.5g}}<extra>{escape(what)}</extra>",
+        hovertemplate=f"%{{x:,.4~f}}: %{{y:.5g}}<extra>{escape(what).replace('%{', '% {')}</extra>",
     )
 
 

@@ -290,7 +290,7 @@ def test_a_run_that_records_none_stands_beside_one_that_does(record):
 
 
 def test_names_cannot_become_markup(record):
-    evil = "<i>v</i>"
+    evil = "<i>v</i>%{y}"
     run = record(
         every(
             scalar("sync/wait", unit="<u>s</u>", description="<script>"),
@@ -301,6 +301,7 @@ def test_names_cannot_become_markup(record):
     shown = [*texts(figure), *(trace.name for trace in figure.data)]
     shown += [trace.hovertemplate for trace in figure.data]
     shown += [figure.layout.yaxis.title.text]
+    assert all(trace.hovertemplate.count("%{") == 2 for trace in figure.data)
     for text in shown:
         for markup in ("<i>", "<u>", "<script>", "<b>r"):
             assert markup not in text
