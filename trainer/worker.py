@@ -21,6 +21,8 @@ from deepinsight.trainer.cluster.watch import Watch, watch_others
 from deepinsight.trainer.data import Batch, DataSet
 from deepinsight.trainer.errors import ClusterError
 from deepinsight.trainer.graph import Replica, TrainingGraph, build_graph
+from deepinsight.trainer.kfac_graph import build_kfac
+from deepinsight.trainer.local_steps import build_local
 from deepinsight.trainer.options import Options, checkpoint_dir, has_checkpoint
 from deepinsight.trainer.progress import Reporter
 from deepinsight.trainer.sessions import create_session, restored_step
@@ -113,10 +115,9 @@ class Worker:
     def _build(self, patience: Patience) -> TrainingGraph:
         if self._in_graph:
             return build_towers(self._options, self._data, self._replica)
-        if self._options.synchronization in LOCAL:
-            from deepinsight.trainer.local_steps import build_local as build
-        else:
-            build = build_graph
+        build = build_local if self._options.synchronization in LOCAL else build_graph
+        if self._options.synchronization == "kfac":
+            build = build_kfac
         return build(self._options, self._data, self._replica, patience)
 
     def _run(
@@ -291,7 +292,7 @@ class Worker:
                     self._attendance.begin(_plain(session), self._over, everyone=everyone)
             if self._termination.requested.is_set():
                 return "interrupted"
-            if step >= limit:
+            if step >= limit or session.should_stop():
                 return "steps"
             out = session.run(fetches, {graph.ids: batch.ids, graph.labels: batch.labels})
             before, step = step, self._after_step(out, hook)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from contextlib import ExitStack
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from deepinsight.traces import open_run
-from deepinsight.trainer.cluster.topology import tf_config
 
 from .conftest import COMMAND, SMALL, clean_environment
 
@@ -238,21 +236,21 @@ def endless(tmp_path):
         yield start
 
 
-def test_a_killed_worker_ends_a_synchronous_run_and_is_named(endless):
+def test_a_killed_chief_ends_a_run_and_is_named(endless):
     run = endless("--synchronization", "sync")
     children = run.children()
     assert len(children) == 3
-    os.kill(run.pid_of("worker-1"), signal.SIGKILL)
+    os.kill(run.pid_of("worker-0"), signal.SIGKILL)
     began = time.monotonic()
     assert run.process.wait(END_S * 2) == 1
     assert time.monotonic() - began < END_S
     wait_for_end(children, 1)
     message = run.process.stderr.read()
-    assert "worker-1 was killed by SIGKILL (by someone, or by the system for want of" in message
-    assert "worker-1.log says nothing of it" in message
+    assert "worker-0 was killed by SIGKILL (by someone, or by the system for want of" in message
+    assert "worker-0.log says nothing of it" in message
     trace = open_run(run.path)
     assert trace.status == "crashed"
-    assert {p.name: p.status for p in trace.processes}["worker-0"] == "crashed"
+    assert {p.name: p.status for p in trace.processes}["worker-1"] == "crashed"
 
 
 def test_ctrl_c_ends_everything_and_the_run_can_be_resumed(endless):
@@ -306,63 +304,18 @@ def test_a_killed_launcher_leaves_no_orphan(endless):
     assert open_run(run.path).status == "crashed"
 
 
-@pytest.fixture
-def tf_config_cluster(tmp_path):
-    """Starts a server, a chief and a worker, each with its place in TF_CONFIG."""
-    with ExitStack() as stack:
-        holders = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for holder in holders:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            holder.bind(("127.0.0.1", 0))
-        server, chief, worker = (f"127.0.0.1:{h.getsockname()[1]}" for h in holders)
-        cluster = json.loads(tf_config([server], [worker], "worker", 0))["cluster"]
-        cluster["chief"] = [chief]
-
-        def start(*arguments):
-            processes = {}
-            for job in ("ps", "chief", "worker"):
-                config = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
-                processes[job] = subprocess.Popen(
-                    [*COMMAND, "--run-dir", str(tmp_path / "run"), *arguments],
-                    env=clean_environment(TF_CONFIG=config, TF_GRPC_REUSE_PORT="1"),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-                stack.callback(processes[job].stdout.close)
-                stack.callback(processes[job].wait, 20)
-                stack.callback(processes[job].kill)
-            return processes
-
-        yield start
-
-
-def test_tf_config_makes_each_process_take_its_place(tf_config_cluster, tmp_path):
-    processes = tf_config_cluster("--steps", "20", *SMALL)
+def test_tf_config_makes_each_process_take_its_place(cluster, tmp_path):
+    processes = cluster.start(tmp_path / "run", "--steps", "20", *SMALL)
     output = {job: p.communicate(timeout=START_S)[0] for job, p in processes.items()}
     assert {job: p.returncode for job, p in processes.items()} == dict.fromkeys(processes, 0), (
         output
     )
-    assert "at the end: step 2" in output["chief"]
-    assert "pushes of this worker" in output["chief"]
-    assert "worker-1: first step" in output["worker"]
+    assert "at the end: step 2" in output["worker-0"]
+    assert "pushes of this worker" in output["worker-0"]
+    assert "worker-1: first step" in output["worker-1"]
     run = open_run(tmp_path / "run")
     assert {p.name for p in run.processes} == {"worker-0", "worker-1"}
     assert run.status == "finished"
-
-
-def test_a_worker_lost_without_a_launcher_ends_a_synchronous_run(tf_config_cluster, tmp_path):
-    processes = tf_config_cluster(*ENDLESS, "--synchronization", "sync")
-    for line in processes["worker"].stdout:
-        if "first step" in line:
-            break
-    processes["worker"].kill()
-    output = {job: processes[job].communicate(timeout=45)[0] for job in ("chief", "ps")}
-    assert (processes["chief"].returncode, processes["ps"].returncode) == (1, 0), output
-    assert "is gone, and no synchronous round has ended for" in output["chief"]
-    assert "--resume to continue from the newest checkpoint" in output["chief"]
-    assert (tmp_path / "run" / "checkpoints" / "checkpoint").exists()
-    assert open_run(tmp_path / "run").status == "crashed"
 
 
 @pytest.mark.parametrize(

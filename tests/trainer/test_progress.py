@@ -5,8 +5,8 @@ import io
 from deepinsight.trainer.progress import Display, count, summary
 
 DONE = {
-    "kind": "done", "process": "worker-0", "reason": "steps", "pushes": 69, "first_step": 1,
-    "last_step": 100, "first_time_s": 0.0, "last_time_s": 9.9, "staleness": 0.5, "dropped": None,
+    "kind": "done", "process": "worker-0", "reason": "steps", "pushes": 70, "first_step": 1,
+    "last_step": 100, "first_time_s": 0.0, "last_time_s": 9.9, "staleness_sum": 35, "dropped": None,
 }  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_the_last_evaluation_is_shown_once():
 
 
 def test_figures_of_one_worker_are_not_given_out_as_the_run_s():
-    line = "10 steps/s, mean staleness 0.50 updates over 69 pushes"
+    line = "10 steps/s, mean staleness 0.50 updates over 70 pushes"
     assert line in words(DONE)[1]
     alone = words(DONE, alone=True)[1]
     assert f"{line} of this worker; the other workers' figures are in the trace" in alone
@@ -52,13 +52,25 @@ def test_a_loss_that_is_no_number_is_warned_of():
     assert warned == [False, False, True, True]
 
 
-def test_a_synchronous_run_that_a_worker_left_says_so():
-    assert (
-        "another worker left, which ends a synchronous run" in words({**DONE, "reason": "left"})[1]
-    )
-    both = words({**DONE, "reason": "left"}, {**DONE, "process": "worker-1", "reason": "data"})[1]
-    assert "data ran out on worker-1" in both
-    assert not any("another worker" in line for line in both)
+def test_a_worker_that_data_ran_out_on_is_named():
+    assert "data ran out on worker-0" in words({**DONE, "reason": "data"})[1]
+
+
+def test_a_lost_worker_is_told_once():
+    lost = {"kind": "lost", "process": "worker-1", "how": "was killed by SIGKILL"}
+    shown, last = words(lost, {**lost, "how": "does not answer any more"}, DONE)
+    assert shown.count("worker-1") == 1
+    assert "worker-1 was killed by SIGKILL; the others go on without it" in shown
+    assert "lost on the way: worker-1" in last
+
+
+def test_a_worker_that_is_done_is_not_lost():
+    lost = {"kind": "lost", "process": "worker-0", "how": "does not answer any more"}
+    assert "worker-0" not in words(DONE, lost)[0]
+
+
+def test_gradients_that_are_never_stale_have_no_staleness():
+    assert "10 steps/s" in words({**DONE, "staleness_sum": None})[1]
 
 
 def test_nouns_agree_with_their_number():

@@ -6,14 +6,7 @@ import time
 
 import pytest
 
-from deepinsight.trainer.cluster.watch import (
-    Waiting,
-    Watch,
-    answers,
-    appear,
-    watch_others,
-    watch_rounds,
-)
+from deepinsight.trainer.cluster.watch import Watch, answers, appear, watch_others
 
 
 @pytest.fixture
@@ -70,22 +63,6 @@ def test_a_loss_is_told_once(listening):
     assert told.wait(20)
     stop.set()
     assert said == [f"ps-0 ({name}) is gone"]
-
-
-def test_a_round_that_does_not_end_is_given_up():
-    told, stop, waiting, said = threading.Event(), threading.Event(), Waiting(), []
-
-    def on_stall(message):
-        said.append(message)
-        told.set()
-
-    assert waiting.seconds == 0
-    watch_rounds(Watch({}), waiting, stop, 0.5, on_stall)
-    assert not told.wait(1.5)  # nobody waits for a round
-    with waiting:
-        assert told.wait(20)
-    stop.set()
-    assert "No worker is lost, but no synchronous round has ended for" in said[0]
 
 
 def test_a_chief_that_refuses_is_seen_to_come_and_go(listening):

@@ -1,10 +1,10 @@
 """A cluster of local processes: started together, watched, ended together; no TensorFlow.
 
 Every process gets the command line of this one and its place in ``TF_CONFIG``, as it would on a
-real cluster. A process that the others cannot do without ends the run when it dies: the chief, a
-parameter server, or any process that has not made a step yet. Another worker is lost, and the
-others go on. SIGINT, SIGTERM and SIGHUP to the launcher end the run. If the launcher itself is
-killed, the kernel ends its children (`lifetime.die_with_parent`).
+real cluster. A worker that is killed after its first step is lost, and the others go on. Any other
+death ends the run: that of the chief or a parameter server, and one with an error of its own. So
+do SIGINT, SIGTERM and SIGHUP to the launcher. If the launcher itself is killed, the kernel ends its
+children (`lifetime.die_with_parent`).
 """
 
 import json
@@ -72,7 +72,7 @@ def launch(
         ps: Number of parameter servers, >= 1.
         workers: Number of workers, >= 1.
         report: Takes the processes' events.
-        expendable: Whether the run goes on without a worker other than the chief that died.
+        expendable: Whether the run goes on without a worker that was killed.
 
     Raises:
         ClusterError: If a process died that the others need; the message says which and shows the
@@ -216,7 +216,8 @@ class _Vigil:
         for child, status in ended:
             if status in (None, 0) or child.name in self._lost:
                 continue
-            if not self._expendable or child.name not in self._began - {CHIEF}:
+            begun = child.name in self._began - {CHIEF}
+            if status > 0 or not begun or not self._expendable:
                 raise ClusterError(_obituary(child, status))
             self._lost.add(child.name)
             self._report({"kind": "lost", "process": child.name, "how": _death(status)})
