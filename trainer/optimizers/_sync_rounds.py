@@ -184,6 +184,10 @@ class Rounds:
             with tf.control_dependencies([before]):
                 done = reset(self.number())
             with tf.control_dependencies(done), tf.control_dependencies(self._clear()):
+                # Last of all: there is a launch, see `is_open`.
+                zeros = tf.zeros([self._workers], tf.int64)
+                begun = self._accepted.assign(zeros, read_value=False)
+            with tf.control_dependencies([begun]):
                 return self.tell_all()
 
     def make_release(self) -> tf.Operation:
@@ -215,7 +219,6 @@ class Rounds:
         return [
             self._joined.assign(zeros, read_value=False),
             self._pushed.assign(zeros + NO_ROUND, read_value=False),
-            self._accepted.assign(zeros, read_value=False),
         ]
 
     def _join(self, workers: tf.Tensor) -> tf.Operation:

@@ -131,7 +131,6 @@ def push_sync(
         dropped=sync.decided.dropped,
         hooks=(sync.make_session_run_hook(is_chief, leaves=False),),
         variables=tuple(sync.session_variables),
-        start_op=sync.start_op,
         leave_op=sync.leave_op,
         members=sync.members,
     )

@@ -329,6 +329,3 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
             with tf.control_dependencies([done]):
                 one = tf.ones([], step.dtype)
                 return step.assign_add(one, use_locking=self._use_locking, read_value=False)
-
-
-CountingSyncReplicas = SyncReplicasOptimizer
