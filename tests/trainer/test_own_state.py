@@ -63,6 +63,8 @@ def test_the_last_two_saves_are_kept_also_after_a_step_back(tmp_path):
     left = sorted(p.name for p in path.parent.iterdir())
     assert left == ["00000002-step-300", "00000003-step-250"]
     worker.save(250)
+    left = sorted(p.name for p in path.parent.iterdir())
+    assert left == ["00000002-step-300", "00000004-step-250"]
     assert Worker(tmp_path).restore(250) == (250, 250)
 
 

@@ -65,7 +65,7 @@ class OwnState:
             self._saver = v1.train.Saver(self._named, max_to_keep=1)
 
     def save(self, session: v1.Session, step: int) -> Path:
-        """Write the variables, and remove all but the newest two saves.
+        """Write the variables, and remove all but the newest two saves of different steps.
 
         Args:
             session: A session without hooks.
@@ -85,8 +85,10 @@ class OwnState:
             )
         path = self.directory / f"{number:08d}-step-{step}"
         os.replace(unfinished, path)
-        for old in saves[: 1 - KEPT]:
-            shutil.rmtree(old.path, ignore_errors=True)
+        kept = [save for save in saves if save.step != step][1 - KEPT :]
+        for old in saves:
+            if old not in kept:
+                shutil.rmtree(old.path, ignore_errors=True)
         return path
 
     def restore(self, session: v1.Session, step: int) -> int | None:
@@ -116,8 +118,9 @@ class OwnState:
         if not saves:
             log.log(
                 logging.WARNING if came_before else logging.INFO,
-                "Worker %d has no own state in %s, while the model is at step %d: what it had not "
-                "sent before is lost, and how much that was is unknown. It begins with zeros.",
+                "Worker %d has no own state in %s, while the model is at step %d: what it had kept "
+                "to itself, such as gradients not sent yet, is lost, and how much that was is "
+                "unknown. It begins anew.",
                 self._worker, self.directory, step,
             )  # fmt: skip
             return None
@@ -128,7 +131,7 @@ class OwnState:
         if best.step != step:
             log.warning(
                 "Worker %d continues with its own state of step %d, while the model is at step "
-                "%d: of the gradients in between some are lost or sent twice.",
+                "%d: it lacks what happened in between; gradients may be lost or sent twice.",
                 self._worker, best.step, step,
             )  # fmt: skip
         return best.step
@@ -150,7 +153,7 @@ class OwnState:
     def _misfit(self, path: Path, received: str) -> OwnStateError:
         return OwnStateError(
             f"{path} must hold the state of this worker's variables. Received: {received}; restore "
-            f"with the options it was saved with, or remove {self.directory} to begin with zeros."
+            f"with the options it was saved with, or remove {self.directory} to begin anew."
         )
 
     def _saves(self) -> list[_Save]:
