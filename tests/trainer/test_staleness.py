@@ -1,11 +1,12 @@
-"""Staleness against scripted interleavings, on a real server."""
+"""Staleness and dropped gradients against scripted interleavings, on a real server."""
 
 import threading
 
 import pytest
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers import UpdateCounts, push_async
+from deepinsight.trainer.cluster.members import Patience
+from deepinsight.trainer.optimizers import UpdateCounts, push_async, push_sync
 
 v1 = tf.compat.v1
 TIMEOUT_S = 60
@@ -57,11 +58,22 @@ class Scripted:
                 "staleness": self.push.staleness.overall,
                 "variables": tf.concat(list(self.push.staleness.variables.values()), axis=0),
             }
+            if self.push.dropped is not None:
+                self.fetches |= {"reached": self.push.reached, "dropped": self.push.dropped}
             self.weight = weights["w"]
-        self.session = v1.Session(server.target, self._graph)
+            self._open(server, index)
+
+    def _open(self, server, index):
+        if self.push.hooks:
+            monitored = v1.train.MonitoredTrainingSession(
+                server.target, index == 0, hooks=self.push.hooks,
+                save_summaries_steps=None, log_step_count_steps=None,
+            )  # fmt: skip
+            self.session = monitored.run_step_fn(lambda step_context: step_context.session)
+            return
+        self.session = v1.Session(server.target)
         if index == 0:
-            with self._graph.as_default():
-                self.session.run(v1.global_variables_initializer())
+            self.session.run(v1.global_variables_initializer())
 
     def pull(self):
         """Begin a step; returns when the weights have been read."""
@@ -148,6 +160,35 @@ def test_pushes_at_the_same_time_have_numbers_of_their_own(server):
     assert sorted(steps[0] + steps[1]) == list(range(300))
     for worker in workers:
         assert worker.session.run(worker.weight).tolist() == [-300.0, -300.0]
+        worker.session.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_gradient_that_missed_its_round_is_stale_and_dropped(server):
+    """Backups: one gradient per round counts, the other worker's is late."""
+
+    def backed_up(gradients, counts, versions, index):
+        return push_sync(
+            v1.train.GradientDescentOptimizer(1.0), gradients, counts, versions,
+            worker=index, workers=2, is_chief=index == 0, replicas_to_aggregate=1,
+            patience=Patience(),
+        )  # fmt: skip
+
+    workers = [Scripted(server, i, backed_up) for i in (0, 1)]
+    dropped = [0, 0]
+    for turn, first in enumerate([0, 1, 1, 1, 0]):
+        for worker in workers:
+            worker.pull()
+        results = {i: workers[i].apply() for i in (first, 1 - first)}
+        dropped[1 - first] += 1
+        for i, late in ((first, 0), (1 - first, 1)):
+            assert results[i]["staleness"] == late
+            assert results[i]["variables"].tolist() == [late, late]
+            assert (results[i]["step"], results[i]["reached"]) == (turn, turn + 1)
+            assert results[i]["dropped"] == dropped[i]
+    # Each round applied one gradient of ones at rate 1, whatever was dropped.
+    assert workers[0].session.run(workers[0].weight).tolist() == [-5.0, -5.0]
+    for worker in reversed(workers):
         worker.session.close()
 
 
