@@ -1,6 +1,6 @@
 """Apply gradients only if they are not too old: the decision, and what depends on it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -39,6 +39,16 @@ def bring(pairs: Sequence[GradientAndVariable]) -> list[GradientAndVariable]:
                 here = tf.identity(gradient)
         brought.append((here, variable))
     return brought
+
+
+def bring_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring what a rule wants to know to the devices of the variables, as the gradients.
+
+    Args:
+        facts: Keyword arguments of the rule's `apply_gradients`: values, or lists of
+            (tensor, variable) pairs.
+    """
+    return {key: bring(value) if isinstance(value, list) else value for key, value in facts.items()}
 
 
 def is_fresh(

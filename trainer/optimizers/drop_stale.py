@@ -19,6 +19,7 @@ import tensorflow as tf
 from deepinsight.trainer.optimizers._stale import (
     apply_if,
     bring,
+    bring_facts,
     count_pushes,
     is_fresh,
     read_after,
@@ -155,12 +156,12 @@ class DropStaleGradientOptimizer(v1.train.Optimizer):
                 f"pass tf.compat.v1.train.get_global_step(). Received: {global_step!r}."
             )
         with v1.name_scope(self._name):
-            arrived = bring(pairs)
+            arrived, facts = bring(pairs), bring_facts(options)
             outcome = apply_if(
                 is_fresh(arrived, self._local_step, global_step, self._staleness),
                 self._opt,
                 global_step,
-                lambda: (self._opt.apply_gradients(arrived, global_step, name, **options), []),
+                lambda: (self._opt.apply_gradients(arrived, global_step, name, **facts), []),
                 list,
             )
             dropped = self._count(outcome.accepted, global_step)
@@ -263,19 +264,21 @@ def push_drop_stale(
             trainable=False, use_resource=True,
         )  # fmt: skip
 
-    def facts_of(now: Versions) -> list[tf.Tensor]:
+    arrived, known_facts = bring(gradients), bring_facts(facts or {})
+
+    def told(now: Versions) -> list[tf.Tensor]:
         since = now.since(pulled)
         return [now.overall, since.overall, *since.variables.values()]
 
     def apply() -> tuple[tf.Operation, list[tf.Tensor]]:
         graph = v1.get_default_graph()
         known = len(graph.get_operations())
-        update = rule.apply_gradients(gradients, **(facts or {}))
+        update = rule.apply_gradients(arrived, **known_facts)
         before = counts.raise_after(graph.get_operations()[known:], update)
-        return update, facts_of(before)
+        return update, told(before)
 
-    accept = is_fresh(gradients, pulled.overall, counts.global_step, bound)
-    outcome = apply_if(accept, rule, counts.global_step, apply, lambda: facts_of(counts.read()))
+    accept = is_fresh(arrived, pulled.overall, counts.global_step, bound)
+    outcome = apply_if(accept, rule, counts.global_step, apply, lambda: told(counts.read()))
     step, overall, *variables = outcome.outputs
     with tf.device(home):
         accepted = tf.cast(outcome.accepted, tf.int64)

@@ -178,6 +178,8 @@ class Runner(threading.Thread):
         super().__init__(daemon=True)
         self.worker = Scripted(cluster, index, lambda worker, gate: build(worker, None))
         self._steps, self._pause_s, self._before = steps, pause_s, before
+        if build_is_the_trainers(self.worker) and index == 0:
+            self.worker.run(self.worker.push_built.start_op)  # its sessions do so
         self.leads, self.error, self.steps = [], None, 0
 
     def run(self):
@@ -203,6 +205,10 @@ class Runner(threading.Thread):
         assert self.error is None, self.error
 
 
+def build_is_the_trainers(worker):
+    return hasattr(worker, "push_built")
+
+
 def until(holds):
     end = time.monotonic() + TIMEOUT_S
     while not holds():
@@ -211,11 +217,11 @@ def until(holds):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("bound", [0, 1, 3])
-def test_nobody_is_ever_more_than_a_step_beyond_the_bound(two_servers, bound):
+@pytest.mark.parametrize(("bound", "build"), [(0, wrapped), (1, pushed), (3, wrapped)])
+def test_nobody_is_ever_more_than_a_step_beyond_the_bound(two_servers, bound, build):
     pauses = (0.0, 0.0, 0.01)
     runners = [
-        Runner(two_servers, i, wrapped(bound), steps=40, pause_s=p) for i, p in enumerate(pauses)
+        Runner(two_servers, i, build(bound), steps=40, pause_s=p) for i, p in enumerate(pauses)
     ]
     for runner in runners:
         runner.start()

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import deepinsight as di
+from deepinsight.collectors.collection import traced_tensors
 from deepinsight.collectors.graph import closure
 from deepinsight.trainer import rules
 from deepinsight.trainer.optimizers import (
@@ -36,11 +37,6 @@ def clusters():
     return {ps: start_cluster(ps) for ps in (1, 2)}
 
 
-@pytest.fixture(params=[1, 2], ids=["one server", "two servers"])
-def cluster(request, clusters):
-    return fresh(clusters[request.param])
-
-
 @pytest.fixture
 def two_servers(clusters):
     return fresh(clusters[2])
@@ -68,8 +64,8 @@ def wrapped(bound, make=momentum, **options):
     return build
 
 
-def pushed(bound, make=momentum):
-    """A worker as the trainer builds it."""
+def pushed(bound, make=momentum, with_facts=False):
+    """A worker as the trainer builds it; for a compensated rule with what it has read."""
 
     def build(worker, gate):
         step, variables = make_variables()
@@ -79,18 +75,24 @@ def pushed(bound, make=momentum):
         with tf.control_dependencies(pulled.tensors()):
             read = [named["dense"].read_value(), named["bias"].read_value()]
             rows = tf.gather(named["table"], ROWS)
+        seen = {"dense": read[0], "table": tf.IndexedSlices(rows, ROWS), "bias": read[1]}
         loss = loss_of(read, rows, worker.index)
         dense, bias, table = gate.hold(v1.gradients(loss, [*read, rows]))
         given = {"dense": dense, "table": tf.IndexedSlices(table, ROWS), "bias": bias}
         rule = make()
         pairs = [(at(named[name].device, given[name]), named[name]) for name in named]
+        backup = [(seen[name], named[name]) for name in named]
         push = push_drop_stale(
-            rule, pairs, counts, pulled, worker=worker.index, workers=WORKERS, bound=bound
-        )
+            rule, pairs, counts, pulled, worker=worker.index, workers=WORKERS, bound=bound,
+            facts={"worker_index": worker.index, "backup": backup} if with_facts else None,
+        )  # fmt: skip
         worker.push_built, worker.labels = push, counts.labels
         worker.state = read_state(rule, step, variables) | {"counts": counts.read().variables}
+        traced = {t.stream.name: t.tensor for t in traced_tensors(worker.graph)}
         return {
             "op": push.op, "step": push.step, "reached": push.reached, "mine": push.dropped,
+            "accepted": traced["sync/accepted_gradients"],
+            "dropped": traced["sync/dropped_gradients"],
             "staleness": push.staleness.overall, "variables": push.staleness.variables,
         }  # fmt: skip
 
@@ -120,7 +122,8 @@ class Oracle:
         self._bound = bound
         self.values = initial_values()
         self.slots = [np.zeros_like(v) for v in self.values]
-        self.step, self.read, self.dropped = 0, {}, [0] * WORKERS
+        self.step, self.read = 0, {}
+        self.dropped, self.accepted = [0] * WORKERS, [0] * WORKERS
 
     def pull(self, worker):
         self.read[worker] = self.step, gradients_of(self.values, worker)
@@ -139,6 +142,7 @@ class Oracle:
                 updated = rules.momentum_step(*pair, grad, **hyper)
             self.values[i], self.slots[i] = updated
         self.step += 1
+        self.accepted[worker] += 1
         return self.step - 1 - local_step, True
 
 
@@ -172,32 +176,37 @@ def play(cluster, build, bound, *, turns, seed, check):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("bound", [0, 2])
-def test_the_wrapper_is_the_oracle_under_random_interleavings(cluster, bound):
+@pytest.mark.parametrize(("servers", "bound"), [(1, 0), (2, 2)])
+def test_the_wrapper_is_the_oracle_under_random_interleavings(clusters, servers, bound):
     def check(turn, result, state, oracle, outcome):
         assert result["dropped"] == sum(oracle.dropped)
 
-    outcomes = play(cluster, wrapped(bound), bound, turns=25, seed=bound, check=check)
+    outcomes = play(
+        fresh(clusters[servers]), wrapped(bound), bound, turns=20, seed=bound, check=check
+    )
     assert (bound, True) in outcomes
     assert (bound + 1, False) in outcomes
     assert all(accepted == (age <= bound) for age, accepted in outcomes)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("bound", [0, 2])
-def test_the_trainers_push_is_the_oracle_and_counts_what_was_accepted(cluster, bound):
+@pytest.mark.parametrize(("servers", "bound"), [(1, 2), (2, 0)])
+def test_the_trainers_push_is_the_oracle_and_counts_what_was_accepted(clusters, servers, bound):
     def check(turn, result, state, oracle, outcome):
         age, accepted = outcome
         assert result["staleness"] == age
         assert result["reached"] == oracle.step
         assert result["step"] == oracle.step - accepted
-        assert result["mine"] == oracle.dropped[turn]
+        assert result["mine"] == result["dropped"] == oracle.dropped[turn]
+        assert result["accepted"] == oracle.accepted[turn]
         for counts in state["counts"].values():
             assert (counts == oracle.step).all()
         for ages in result["variables"].values():
             assert (ages == age).all()
 
-    outcomes = play(cluster, pushed(bound), bound, turns=25, seed=3 + bound, check=check)
+    outcomes = play(
+        fresh(clusters[servers]), pushed(bound), bound, turns=20, seed=3 + bound, check=check
+    )
     assert (bound, True) in outcomes
     assert (bound + 1, False) in outcomes
 
@@ -248,6 +257,38 @@ def test_a_dropped_gradient_changes_nothing_and_its_server_neither(two_servers, 
     changed = workers[1].run(workers[1].state)
     assert changed["step"] == 2
     assert any((a != b).any() for a, b in zip(changed["values"], after[0]["values"], strict=True))
+    for worker in workers:
+        worker.session.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_compensated_rule_gets_what_the_worker_has_read(two_servers):
+    rate, variance = 0.125, 0.5
+
+    def make():
+        return DelayCompensatedGradientDescentOptimizer(rate, variance, num_workers=WORKERS)
+
+    workers = [Scripted(two_servers, i, pushed(1, make, with_facts=True)) for i in range(WORKERS)]
+    workers[0].run(workers[0].push_built.start_op)
+    values = read = initial_values()
+    for worker in workers:
+        worker.pull()
+    hyper = {"learning_rate": rate, "variance_parameter": variance}
+    for worker in workers:
+        result = worker.push()
+        assert (result["reached"], result["dropped"]) == [(1, 0), (2, 0), (2, 1)][worker.index]
+        if result["dropped"]:
+            continue
+        grads = gradients_of(read, worker.index)
+        dense = [
+            rules.delay_compensated_step(values[i], read[i], grads[i], **hyper)[0] for i in (0, 2)
+        ]
+        table, _ = rules.sparse_delay_compensated_step(
+            values[1], read[1], grads[1], np.array(ROWS), **hyper
+        )
+        values = [dense[0], table, dense[1]]
+    for one, other in zip(workers[0].run(workers[0].state)["values"], values, strict=True):
+        np.testing.assert_allclose(one, other, **CLOSE)
     for worker in workers:
         worker.session.close()
 
