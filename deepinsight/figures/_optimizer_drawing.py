@@ -27,6 +27,9 @@ _TITLE = "What the optimizer recorded of itself"
 #: Characters in a line of text above a panel.
 _WIDTH = 60
 
+#: Counts up to this are drawn as stairs; of larger ones the slope matters.
+_STAIRS = 20
+
 #: Pixels of a legend above the panels on a narrow screen, and its rows at most.
 _LEGEND_WIDTH, _LEGEND_ROWS = 820, 5
 
@@ -147,7 +150,7 @@ def _trace(
             "color": colour(shade),
             "dash": dash(own),
             "width": 1.6,
-            "shape": "hv" if panel.whole else "linear",
+            "shape": "hv" if panel.whole and panel.largest <= _STAIRS else "linear",
         },
         hovertemplate=f"%{{x:,.4~f}}: %{{y:.5g}}<extra>{escape(what).replace('%{', '% {')}</extra>",
     )

@@ -136,8 +136,8 @@ def _ratio(worker: WorkerTotals) -> float:
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _CAPTION = (
-    "Gradients pushed (less those of which nothing is known yet), bytes of all pushes, mean of the "
-    "recorded waits for others, per worker"
+    "Per worker, as last recorded: gradients of which it is known whether they were accepted, "
+    "bytes of all pushes, mean of the recorded waits for others"
 )
 _STREAMS: dict[str, tuple[str, Callable[[np.ndarray], float]]] = {
     "accepted": ("sync/accepted_gradients", lambda counts: float(gains(counts).sum())),

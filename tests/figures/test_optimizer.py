@@ -189,11 +189,12 @@ def test_one_process_needs_no_legend(record):
     ("values", "kind", "mode", "shape"),
     [
         ((0.0, 1.0, 5.0), "linear", "tozero", "hv"),
+        ((0.0, 100.0, 500.0), "linear", "tozero", "linear"),
         ((0.5, 1.0, 5.0), "linear", "normal", "linear"),
         ((1e-6, 1.5), "log", "normal", "linear"),
         ((-1.0, 4000.0), "linear", "normal", "linear"),
     ],
-    ids=["count", "number", "decades", "negative"],
+    ids=["few", "many", "number", "decades", "negative"],
 )
 def test_the_axis_suits_the_values(record, values, kind, mode, shape):
     figure = plot_optimizer(compute_optimizer_info({"r": record(scalar(values=values))}))
