@@ -64,8 +64,8 @@ class GradientCompressionOptimizer(v1.train.Optimizer):
     What is not compressed:
 
     - Variables of fewer than `dense_below` elements, such as biases, are sent whole in the same
-      message, with momentum and without masking. A share of them would be less than one element,
-      and the authors too send biases whole.
+      message, with momentum and without masking. A share of them would be less than one element;
+      the authors' own program, too, compresses nothing of a single dimension.
     - A `tf.IndexedSlices` is applied as it is, by gradient descent without momentum: it has the
       rows of a batch only, and U and V would take twice the table's memory on every worker. With
       `compress_sparse` it is compressed too; the elements of rows without a gradient wait, their
@@ -79,7 +79,8 @@ class GradientCompressionOptimizer(v1.train.Optimizer):
     The session hook records, of this worker: ``sync/bytes_sent`` and ``sync/dense_bytes`` (of this
     push, and what it would have been uncompressed), ``sync/compression_ratio``,
     ``sync/total_bytes_sent``, ``sync/total_dense_bytes``, ``sync/residual_norm``,
-    ``sync/threshold``, ``sync/sparsity``. Graphs only; NaN and infinity are sent as they are.
+    ``sync/threshold``, ``sync/sparsity``. It works in graphs only. NaN and infinity are sent first,
+    and remain in V: they are never hidden.
 
     Args:
         learning_rate: :math:`\eta` > 0; a number, a tensor, a callable that returns one, or a
