@@ -66,8 +66,8 @@ class DropStaleGradientOptimizer(v1.train.Optimizer):
         ...     base = tf.compat.v1.train.GradientDescentOptimizer(0.25)
         ...     train = DropStaleGradientOptimizer(base, 0).minimize(w**2, step)
         ...     session.run(tf.compat.v1.global_variables_initializer())
-        ...     session.run(train), session.run([w, step])
-        (0.0, [array([0.5], dtype=float32), 1])
+        ...     session.run(train).item(), session.run(w).tolist()
+        (0.0, [0.5])
     """
 
     def __init__(
