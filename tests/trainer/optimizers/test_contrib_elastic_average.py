@@ -4,6 +4,7 @@
 """
 
 import inspect
+import threading
 from functools import partial
 
 import numpy as np
@@ -259,7 +260,7 @@ def test_variables_and_centers_go_where_1_15_put_them():
 
 
 def test_a_synchronous_script_keeps_both_workers_together():
-    cluster, seen = Cluster(2), {}
+    cluster, seen, started = Cluster(2), {}, threading.Event()
 
     def run(task_index):
         worker_device = f"/job:worker/task:{task_index}"
@@ -282,9 +283,12 @@ def test_a_synchronous_script_keeps_both_workers_together():
                 train_op = optimizer.minimize(loss, global_step=global_step)
             stop = tf.train.StopAtStepHook(last_step=30)
             hook = optimizer.make_session_run_hook(task_index == 0, task_index)
+            if task_index:
+                assert started.wait(60)  # who finds no variables looks again after 30 s only
             with tf.train.MonitoredTrainingSession(
                 cluster.targets[task_index], is_chief=task_index == 0, hooks=[hook, stop]
             ) as session:
+                started.set()
                 while not session.should_stop():
                     seen[task_index] = session.run([v, optimizer.global_variables[v]])
                     session.run(train_op)
