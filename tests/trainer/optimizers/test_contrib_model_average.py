@@ -83,7 +83,8 @@ with tf.train.MonitoredTrainingSession(
         if steps == flags.get("stall_after"):
             print("stalled", flush=True)
             time.sleep(1000)
-    print(json.dumps({"steps": steps, "begin": [x.tolist() for x in begin]}), flush=True)
+    print(json.dumps({"steps": steps, "begin": [x.tolist() for x in begin]}))
+print("done", flush=True)
 """
 
 
@@ -121,9 +122,9 @@ class Script:
             self._new.notify_all()
 
     def go(self, word="ready"):
-        """Let it begin, and wait until it has printed a line."""
+        """Let it begin, or go on, and wait until it has printed a line."""
         self._process.stdin.write("\n")
-        self._process.stdin.close()
+        self._process.stdin.flush()
         return self.wait_for(word)
 
     def wait_for(self, word):
@@ -134,10 +135,9 @@ class Script:
         return self
 
     def result(self):
-        """Wait for its end, and return what it printed last."""
-        self.wait_for("")
-        assert self._process.wait(TIMEOUT_S) == 0, self._errors.read_text()[-4000:]
-        return json.loads(self._lines[-2])
+        """Wait until its session is closed; what it printed then."""
+        self.wait_for("done")
+        return json.loads(self._lines[self._lines.index("done") - 1])
 
     def kill(self):
         with suppress(ProcessLookupError):
@@ -209,24 +209,17 @@ def check_served(run, begin, speeds):
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_example_runs_with_only_the_import_changed(tmp_path):
-    with running(tmp_path) as run:
-        workers = [run.start(task, rounds=4) for task in (0, 1)]
-        for worker in workers:
-            worker.go()
-        results = [worker.result() for worker in workers]
-        begin = results[0]["begin"]
-        assert results[1]["begin"] == begin  # although each drew numbers of its own
-        assert [r["steps"] for r in results] == [4 * INTERVAL] * 2
-        check_served(run, begin, [1.5] * 4)
-
-
-PATIENT = SCRIPT.replace(
-    'interval_steps=flags["interval"],',
-    'interval_steps=flags["interval"], patience=Patience(timeout_s=1.0),',
-).replace(
-    "tf.disable_v2_behavior()",
-    "from deepinsight.trainer.cluster.members import Patience\ntf.disable_v2_behavior()",
+# Both begin to train when both are there: they wait for each other for a short time only.
+PATIENT = (
+    SCRIPT.replace(
+        'interval_steps=flags["interval"],',
+        'interval_steps=flags["interval"], patience=Patience(timeout_s=5.0),',
+    )
+    .replace(
+        "tf.disable_v2_behavior()",
+        "from deepinsight.trainer.cluster.members import Patience\ntf.disable_v2_behavior()",
+    )
+    .replace("    steps = 0\n", "    input()\n    steps = 0\n")
 )
 
 
@@ -234,13 +227,15 @@ def test_a_killed_worker_is_left_behind(tmp_path):
     with running(tmp_path) as run:
         chief = run.start(0, PATIENT, rounds=4)
         other = run.start(1, PATIENT, rounds=4, stall_after=INTERVAL + 2)
-        chief.go()
+        for script in (chief, other, chief):
+            script.go()
         other.go("stalled").kill()
         result = chief.result()
         check_served(run, result["begin"], [1.5, 1, 1, 1])
 
 
-def test_the_chief_comes_back_to_its_checkpoint(tmp_path):
+def test_the_example_runs_with_only_the_import_changed(tmp_path):
+    """Both train; the chief is killed, and comes back to its checkpoint."""
     checkpoints = str(tmp_path / "checkpoints")
     with running(tmp_path) as run:
         stall = 2 * INTERVAL + 1
@@ -254,7 +249,12 @@ def test_the_chief_comes_back_to_its_checkpoint(tmp_path):
         assert saved.get_tensor("global_step") == 2
         chief.kill()
         back.go()
-        begin, again = other.result()["begin"], back.result()["begin"]
+        results = [other.result(), back.result()]
+        assert results[1]["steps"] == 3 * INTERVAL
+        begin, again = (result["begin"] for result in results)
+        # The other one began at the chief's values, although each drew its own.
+        for value, kept in zip(expected_after(begin, [1.5, 1.5]), again, strict=True):
+            np.testing.assert_allclose(value, kept, rtol=1e-5, atol=1e-5)
         for value, copy in zip(again, ("hid_w", "hid_b"), strict=True):
             kept = saved.get_tensor(f"{GLOBAL_VARIABLE_NAME}/{copy}")
             np.testing.assert_array_equal(np.array(value, np.float32), kept)
