@@ -103,8 +103,15 @@ class Clocks:
             self.live_workers = tf.reduce_sum(live)
         return self.ticked
 
-    def join(self, session: v1.Session, patience: Patience) -> None:
-        """Take part, once the chief has begun the launch, at the front of the live workers.
+    def join(self, session: v1.Session) -> None:
+        """Take part, at the front of the live workers, in a launch that has begun."""
+        session.run(self._join)
+
+    def await_start(self, session: v1.Session, patience: Patience) -> bool:
+        """Wait until the chief has begun the launch.
+
+        Returns:
+            Whether it has: False if this process was told to stop.
 
         Raises:
             ClusterError: If nobody begins a launch.
@@ -112,13 +119,13 @@ class Clocks:
         deadline_s = time.monotonic() + max(START_TIMEOUT_S, patience.timeout_s)
         while not session.run(self._started):
             if patience.stop.wait(patience.poll_s):
-                return
+                return False
             if time.monotonic() > deadline_s:
                 raise ClusterError(
                     "The chief must set the workers' clocks. Received: nothing from it; give every "
                     "worker's session the optimizer's hook, with is_chief=True on one of them."
                 )
-        session.run(self._join)
+        return True
 
     def look(self, session: v1.Session) -> Look:
         """Read all clocks, in a session without hooks."""
@@ -196,6 +203,7 @@ class ClockHook(v1.train.SessionRunHook):
             seconds waited before a step.
         bound: Steps that a worker may be ahead, >= 0.
         starts: Whether to begin a launch.
+        awaits: Whether to wait until another worker has begun it.
         patience: How long to wait for workers that stand still.
     """
 
@@ -205,10 +213,11 @@ class ClockHook(v1.train.SessionRunHook):
         bound: int,
         *,
         starts: bool,
+        awaits: bool,
         patience: Patience,
     ) -> None:
         self._built, self._bound = built, bound
-        self._starts, self._patience = starts, patience
+        self._starts, self._awaits, self._patience = starts, awaits, patience
 
     def begin(self) -> None:
         """Look at the graph, which is about to be finished."""
@@ -221,7 +230,8 @@ class ClockHook(v1.train.SessionRunHook):
         del coord
         if self._starts:
             session.run(self._clocks.start_op)
-        self._clocks.join(session, self._patience)
+        if not self._awaits or self._clocks.await_start(session, self._patience):
+            self._clocks.join(session)
         self._lead, self._looked_s = self._bound + 1, time.monotonic()
 
     def before_run(self, run_context: Any) -> v1.train.SessionRunArgs | None:

@@ -157,7 +157,10 @@ class BoundedStalenessOptimizer(v1.train.Optimizer):
         Args:
             is_chief: Whether this worker begins a launch, as one of them must.
         """
-        return ClockHook(self._built, self._bound, starts=is_chief, patience=self._patience)
+        return ClockHook(
+            self._built, self._bound,
+            starts=is_chief, awaits=not is_chief, patience=self._patience,
+        )  # fmt: skip
 
     def get_slot(self, *args: Any, **kwargs: Any) -> tf.Variable | None:
         """As the optimizer's."""
@@ -188,6 +191,7 @@ def push_bounded(
     *,
     worker: int,
     workers: int,
+    is_chief: bool,
     bound: int,
     patience: Patience,
     facts: Mapping[str, Any] | None = None,
@@ -201,6 +205,8 @@ def push_bounded(
         pulled: Their values at the pull.
         worker: Index of this worker.
         workers: Number of workers.
+        is_chief: Whether this worker runs `Push.start_op` before its first step; the others wait
+            for that.
         bound: Steps that a worker may be ahead of the slowest, >= 0.
         patience: How long to wait for a worker that stands still.
         facts: What the rule wants to know beside the gradients; see `push_async`.
@@ -215,7 +221,9 @@ def push_bounded(
     before = counts.raise_after(graph.get_operations()[known:], update)
     home = counts.global_step.device
     clocks, waited_s = _build(worker, workers, home, [before.overall])
-    hook = ClockHook(lambda: (clocks, waited_s), bound, starts=False, patience=patience)
+    hook = ClockHook(
+        lambda: (clocks, waited_s), bound, starts=False, awaits=not is_chief, patience=patience
+    )
     with tf.device(home):
         op = tf.group(update, clocks.ticked, *before.tensors())
         reached = before.overall + 1

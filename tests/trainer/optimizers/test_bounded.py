@@ -99,7 +99,8 @@ def pushed(bound=1, workers=WORKERS, patience=None):
         ]
         push = push_bounded(
             descent(), pairs, counts, pulled,
-            worker=worker.index, workers=workers, bound=bound, patience=patience or Patience(),
+            worker=worker.index, workers=workers, is_chief=worker.index == 0,
+            bound=bound, patience=patience or Patience(),
         )  # fmt: skip
         worker.push_built, (worker.hook,) = push, push.hooks
         worker.clocks, _ = worker.hook._built()
@@ -459,5 +460,5 @@ def test_bad_arguments_are_refused():
             with pytest.raises(ValueError, match=message):
                 push_bounded(
                     base, pairs, counts, counts.read(),
-                    worker=worker, workers=2, bound=bound, patience=Patience(),
+                    worker=worker, workers=2, is_chief=False, bound=bound, patience=Patience(),
                 )  # fmt: skip
