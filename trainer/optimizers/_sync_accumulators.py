@@ -5,7 +5,7 @@ import tensorflow as tf
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable, _sum_rows
 
 v1 = tf.compat.v1
-ALWAYS_FRESH = 2**62  # no round is that late
+ALWAYS_FRESH = 2**63 - 1  # no round is that late
 
 
 class MeanGradient:

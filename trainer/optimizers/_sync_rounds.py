@@ -18,7 +18,7 @@ import tensorflow as tf
 from deepinsight.trainer.cluster.members import Members
 
 v1 = tf.compat.v1
-NO_ROUND = -1
+LAUNCH = 2**40  # rounds of a launch at most; at 10^6 rounds/s this is 12 days
 
 
 class Decided(NamedTuple):
@@ -62,71 +62,80 @@ class Rounds:
             self.arrivals = _queue(f"{name}/arrivals")
             self._ends = [_queue(f"{name}/round_over_{k}") for k in range(workers)]
             self.members = Members(workers, f"{name}/members", wake=self._tell_chief)
-            # The round that a worker has pushed for, and whether it belongs to this launch: what
-            # it has pushed for an earlier one does not count.
-            self._pushed = _counters(f"{name}/pushed_for", workers)
-            self._joined = _counters(f"{name}/joined", workers)
-            self._accepted = _counters(f"{name}/accepted", workers)
+            self._launch = _counters(f"{name}/launch", [])
+            # The launch that a worker knows of, the round it has pushed for, and how many of its
+            # pushes were accepted.
+            self._joined = _counters(f"{name}/joined", [workers])
+            self._pushed = _counters(f"{name}/pushed_for", [workers])
+            self._accepted = _counters(f"{name}/accepted", [workers])
         self.variables = [
-            *self.members.variables, self._pushed, self._joined, self._accepted
+            *self.members.variables, self._launch, self._joined, self._pushed, self._accepted
         ]  # fmt: skip
         _hide(self.variables)
 
-    def number(self) -> tf.Tensor:
-        """The number of the round now, int64 scalar."""
+    def step(self) -> tf.Tensor:
+        """The global step now, int64 scalar."""
         with tf.device(self._home):
             return tf.cast(self._global_step.read_value(), tf.int64)
 
+    def number_for(self, worker: int, pulled: tf.Tensor) -> tf.Tensor:
+        """The number of the round that a worker's gradients are for, int64 scalar.
+
+        Args:
+            worker: Its index.
+            pulled: The global step that they were computed at. The worker has joined its launch
+                before; if there has been another one since, the number is too small.
+        """
+        with tf.device(self._home):
+            launch = self._joined.read_value()[worker]
+            return launch * LAUNCH + tf.cast(pulled, tf.int64)
+
+    def _number(self) -> tf.Tensor:
+        return self._launch.read_value() * LAUNCH + self.step()
+
     def arrive(
-        self, worker: int, pushed_for: tf.Tensor, accumulated: Sequence[tf.Operation]
+        self, worker: int, number: tf.Tensor, accumulated: Sequence[tf.Operation]
     ) -> tf.Operation:
         """Note that a worker's gradients are in the accumulators.
 
         Args:
             worker: Its index.
-            pushed_for: The round that they are for.
+            number: The number of their round.
             accumulated: What has put them there. An accumulator thus has every gradient that is
                 noted, and taking it never blocks.
         """
         with tf.device(self._home), tf.control_dependencies(accumulated):
-            noted = _set(self._pushed, tf.constant([worker], tf.int64), pushed_for)
+            noted = _set(self._pushed, tf.constant([worker], tf.int64), number)
             with (
                 tf.control_dependencies([noted]),
                 tf.control_dependencies([self.members.arrive(worker)]),
             ):
                 return self._tell_chief()
 
-    def wait(self, worker: int, pushed_for: tf.Tensor, arrived: tf.Operation) -> Decided:
+    def wait(self, worker: int, number: tf.Tensor, arrived: tf.Operation) -> Decided:
         """Wait until a worker's push is decided: accepted, or dropped because it was late.
 
         Also ends when the chief has begun a new launch.
         """
 
         def undecided() -> tf.Tensor:
-            same = tf.equal(self.number(), pushed_for)
-            noted = tf.equal(self._pushed.read_value()[worker], pushed_for)
-            return same & noted & tf.equal(self._joined.read_value()[worker], 1)
+            return tf.equal(self._number(), number)
 
         with tf.device(self._home), tf.control_dependencies([arrived]):
             begin_s = tf.timestamp()
             waiting = self._repeat(undecided, self._ends[worker])
             with tf.control_dependencies([waiting]):
-                return self._decided(worker, begin_s)
-
-    def _decided(self, worker: int, begin_s: tf.Tensor) -> Decided:
-        waited_us = tf.cast((tf.timestamp() - begin_s) * 1e6, tf.int64)
-        outside = tf.equal(self._joined.read_value()[worker : worker + 1], 0)
-        # No row where nothing has to be changed.
-        joined = self._join(tf.boolean_mask(tf.constant([worker], tf.int64), outside))
-        with tf.control_dependencies([joined]):
-            accepted = self._accepted.read_value()[worker]
-            return Decided(
-                self.number(),
-                accepted,
-                self.members.progress.read_value()[worker] - accepted,
-                tf.reduce_sum(self.members.live.read_value()),
-                waited_us,
-            )
+                waited_us = tf.cast((tf.timestamp() - begin_s) * 1e6, tf.int64)
+                joined = self.make_join(worker)
+            with tf.control_dependencies([joined]):
+                accepted = self._accepted.read_value()[worker]
+                return Decided(
+                    self.step(),
+                    accepted,
+                    self.members.progress.read_value()[worker] - accepted,
+                    tf.reduce_sum(self.members.live.read_value()),
+                    waited_us,
+                )
 
     def wait_for_all(self) -> tf.Tensor:
         """The chief's wait for the round: who has pushed for it, int64 ``[workers]`` of 0 and 1."""
@@ -147,8 +156,7 @@ class Rounds:
         """Who has pushed for this round, and whether it is due."""
         live = self.members.live.read_value()
         with tf.control_dependencies([live]):  # who pushes and then leaves has pushed
-            pushed = tf.equal(self._pushed.read_value(), self.number())
-            counted = pushed & tf.equal(self._joined.read_value(), 1)
+            counted = tf.equal(self._pushed.read_value(), self._number())
         here = tf.reduce_sum(tf.cast(counted, tf.int64))
         missing = tf.reduce_any(tf.equal(live, 1) & tf.logical_not(counted))
         due = (here >= self._required) | ((here >= 1) & tf.logical_not(missing))
@@ -164,45 +172,47 @@ class Rounds:
         return tf.group(*(self._tell(worker) for worker in range(self._workers)))
 
     def make_join(self, worker: int) -> tf.Operation:
-        """Make the op that a worker's session begins with."""
+        """Let a worker know of the launch; under the control dependencies of the scope."""
         with tf.device(self._home):
-            joined = self._join(tf.constant([worker], tf.int64))
-            # A process of this worker that is gone may have left something waiting.
-            with tf.control_dependencies([joined]):
-                return self._tell(worker)
+            return _set(self._joined, tf.constant([worker], tf.int64), self._launch.read_value())
 
     def make_start(self, reset: Callable[[tf.Tensor], Sequence[tf.Operation]]) -> tf.Operation:
         """Make the op with which the chief begins a launch.
 
         Args:
             reset: Makes the ops that empty the accumulators and set their round, from its number.
-                What workers of an earlier launch push meanwhile does not count: nobody belongs to
-                the launch before all is done.
         """
         with tf.device(self._home):
-            before = tf.group(self.members.start_op, *self._clear())
-            with tf.control_dependencies([before]):
-                done = reset(self.number())
-            with tf.control_dependencies(done), tf.control_dependencies(self._clear()):
-                # Last of all: there is a launch, see `is_open`.
-                zeros = tf.zeros([self._workers], tf.int64)
-                begun = self._accepted.assign(zeros, read_value=False)
+            launch = tf.cond(
+                self.is_open(),
+                lambda: self._launch.read_value() + 1,
+                lambda: tf.constant(1, tf.int64),
+            )
+            ready = [
+                *reset(launch * LAUNCH + self.step()),
+                self.members.start_op,
+                *(v.initializer for v in (self._joined, self._pushed, self._accepted)),
+            ]
+            # Last of all: only now anybody can take part.
+            with tf.control_dependencies(ready):
+                begun = self._launch.assign(launch, read_value=False)
             with tf.control_dependencies([begun]):
                 return self.tell_all()
 
     def make_release(self) -> tf.Operation:
         """Make the op that ends everybody's wait, whatever becomes of the round."""
-        with tf.device(self._home), tf.control_dependencies(self._clear()):
-            return self.tell_all()
+        with tf.device(self._home):
+            next_launch = self._launch.assign_add(tf.constant(1, tf.int64), read_value=False)
+            with tf.control_dependencies([next_launch]):
+                return self.tell_all()
 
     def make_state(self) -> tf.Tensor:
-        """What the chief's watch reads, int64 ``[1 + 4 workers]``; `State.parse` knows how."""
+        """What the chief's watch reads, int64 ``[1 + 3 workers]``; `State.parse` knows how."""
         with tf.device(self._home):
             return tf.concat(
                 [
-                    tf.expand_dims(self.number(), 0),
+                    tf.expand_dims(self._number(), 0),
                     self._pushed.read_value(),
-                    self._joined.read_value(),
                     self.members.live.read_value(),
                     self.members.progress.read_value(),
                 ],
@@ -212,19 +222,7 @@ class Rounds:
     def is_open(self) -> tf.Tensor:
         """Whether the chief has ever begun a launch, bool scalar."""
         with tf.device(self._home):
-            return tf.raw_ops.VarIsInitializedOp(resource=self._accepted.handle)
-
-    def _clear(self) -> list[tf.Operation]:
-        zeros = tf.zeros([self._workers], tf.int64)
-        return [
-            self._joined.assign(zeros, read_value=False),
-            self._pushed.assign(zeros + NO_ROUND, read_value=False),
-        ]
-
-    def _join(self, workers: tf.Tensor) -> tf.Operation:
-        forgotten = _set(self._pushed, workers, tf.constant(NO_ROUND, tf.int64))
-        with tf.control_dependencies([forgotten]):
-            return _set(self._joined, workers, tf.constant(1, tf.int64))
+            return tf.raw_ops.VarIsInitializedOp(resource=self._launch.handle)
 
     def _tell_chief(self) -> tf.Operation:
         return self.arrivals.enqueue(tf.constant(0, tf.int64))
@@ -251,10 +249,10 @@ def _queue(name: str) -> tf.queue.FIFOQueue:
     return tf.queue.FIFOQueue(-1, [tf.int64], shapes=[()], shared_name=name, name="tokens")
 
 
-def _counters(name: str, size: int) -> tf.Variable:
+def _counters(name: str, shape: Sequence[int]) -> tf.Variable:
     return v1.get_variable(
         name,
-        [size],
+        shape,
         tf.int64,
         initializer=v1.zeros_initializer(),
         trainable=False,

@@ -28,10 +28,10 @@ class State(NamedTuple):
     @classmethod
     def parse(cls, vector: Sequence[int]) -> "State":
         """Take `Rounds.make_state` apart."""
-        number, workers = int(vector[0]), (len(vector) - 1) // 4
-        rows = [[int(x) for x in vector[1 + k * workers :][:workers]] for k in range(4)]
-        pushed, joined, live, progress = rows
-        waiting = [k for k in range(workers) if pushed[k] == number and joined[k]]
+        number, workers = int(vector[0]), (len(vector) - 1) // 3
+        rows = [[int(x) for x in vector[1 + k * workers :][:workers]] for k in range(3)]
+        pushed, live, progress = rows
+        waiting = [k for k in range(workers) if pushed[k] == number]
         missing = [k for k in range(workers) if live[k] and k not in waiting]
         return cls(
             number, waiting, missing, [k for k in range(workers) if live[k]], tuple(progress)

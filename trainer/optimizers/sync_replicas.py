@@ -190,8 +190,7 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
             self._make_local_step()
             pulled = self._pulled if local_step is None else local_step
             pushed_for = self._local_step.read_value() if pulled is None else pulled
-            with tf.device(global_step.device):
-                pushed_for = tf.cast(pushed_for, tf.int64)
+            number = rounds.number_for(self._worker, pushed_for)
             if not unique_rows:
                 pairs = [(summed(gradient), variable) for gradient, variable in pairs]
             means = [
@@ -199,12 +198,12 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
                 for gradient, variable in pairs
             ]
             accumulated = [
-                mean.add(gradient, pushed_for)
+                mean.add(gradient, number)
                 for mean, (gradient, _) in zip(means, pairs, strict=True)
                 if mean is not None
             ]
-            arrived = rounds.arrive(self._worker, pushed_for, accumulated)
-            self.decided = rounds.wait(self._worker, pushed_for, arrived)
+            arrived = rounds.arrive(self._worker, number, accumulated)
+            self.decided = rounds.wait(self._worker, number, arrived)
             reached = bring(self.decided, self._name)
             op = self._local_step.assign(reached, read_value=False)
             variables = [variable for _, variable in pairs]
@@ -281,7 +280,7 @@ class SyncReplicasOptimizer(v1.train.SyncReplicasOptimizer):
                 use_resource=True,
                 name="sync_rep_local_step",
             )
-        self.local_step_init_op = self._local_step.assign(self._rounds.number(), read_value=False)
+        self.local_step_init_op = self._local_step.assign(self._rounds.step(), read_value=False)
 
     def _make_session_ops(self, over: tf.Operation, means: Sequence[MeanGradient]) -> None:
         rounds = self._rounds

@@ -262,6 +262,23 @@ def test_a_chief_that_restarts_begins_with_the_checkpoint(start, tmp_path):
             }  # fmt: skip
 
 
+def test_what_was_computed_before_the_chief_restarted_is_dropped(start, tmp_path):
+    """Also if it is pushed after that, for a round of the same number."""
+    chief, other = start(2, 2)
+    chief.save(tmp_path)
+    other.pull(dense=[9, 9, 9])
+    chief.crash()
+    (again,) = start(2, 2, indices=[0], checkpoint_dir=str(tmp_path))
+    other.push()
+    assert other.end() == {"for": 0, "reached": 0, "dropped": 1, "accepted": 0, "live": 2}
+    for worker, dense in ((other, [1, 0, 0]), (again, [0, 1, 0])):
+        worker.pull(dense=dense)
+        worker.push()
+    assert other.end() == {"for": 0, "reached": 1, "dropped": 1, "accepted": 1, "live": 2}
+    assert again.end()["dropped"] == 0
+    np.testing.assert_allclose(again.values()[0], [-0.25, -0.25, 0])
+
+
 def test_a_run_resumes_with_more_workers(start, tmp_path):
     first = SyncWorker(local_server(), 0, 1, 1)
     first.train()

@@ -5,13 +5,12 @@ import pytest
 from deepinsight.trainer.optimizers._sync_watch import LOOKS, RoundWait, State
 
 
-def state(*, number=5, pushed=(5, 4), joined=(1, 1), live=(1, 1), progress=(2, 1)):
-    return State.parse([number, *pushed, *joined, *live, *progress])
+def state(*, number=5, pushed=(5, 4), live=(1, 1), progress=(2, 1)):
+    return State.parse([number, *pushed, *live, *progress])
 
 
 def test_a_state_says_who_waits_for_whom():
     assert state() == State(5, waiting=[0], missing=[1], live=[0, 1], progress=(2, 1))
-    assert state(joined=(0, 1)).waiting == []  # pushed in an earlier launch
     assert state(live=(1, 0)).missing == []
     assert state(live=(0, 1)).waiting == [0]  # pushed and left
 
