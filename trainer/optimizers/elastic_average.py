@@ -189,8 +189,8 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
 
     @property
     def local_variables(self) -> list[tf.Variable]:
-        """State of this worker: its weights, what it knows of the centre, and that of `opt`."""
-        return [*self.global_variables, *self._known.values(), *self._opt.variables()]
+        """State of this worker: its weights, and what `opt` keeps beside them."""
+        return [*self.global_variables, *self._opt.variables()]
 
     @property
     def launch_variables(self) -> list[tf.Variable]:
