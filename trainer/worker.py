@@ -23,6 +23,7 @@ from deepinsight.trainer.errors import ClusterError
 from deepinsight.trainer.graph import Replica, TrainingGraph, build_graph
 from deepinsight.trainer.kfac_graph import build_kfac
 from deepinsight.trainer.local_steps import build_local
+from deepinsight.trainer.optimizers.kfac_workers import kfac_roles
 from deepinsight.trainer.options import Options, checkpoint_dir, has_checkpoint
 from deepinsight.trainer.progress import Reporter
 from deepinsight.trainer.sessions import create_session, restored_step
@@ -256,14 +257,25 @@ class Worker:
         return server.target, ("/job:ps", f"/job:worker/task:{topology.index}")
 
     def _batches(self, start: int) -> Iterator[Batch]:
+        worker, workers = self._share_of_data()
         return self._data.batches(
-            worker=self._replica.index,
-            workers=1 if self._in_graph else self._replica.workers,
+            worker=worker,
+            workers=workers,
             batch_size=self._options.samples_per_push,
             seed=self._options.seed,
             epochs=self._options.epochs,
             position=self._options.examples(start),
         )
+
+    def _share_of_data(self) -> tuple[int, int]:
+        """This worker's part of the data, and the number of parts: one per gradient worker.
+
+        Who computes no gradients of its own, or those of all, draws from all of the data.
+        """
+        index, workers = self._replica.index, 1 if self._in_graph else self._replica.workers
+        if self._options.synchronization == "kfac":
+            workers = sum(role in ("all", "gradient") for role in kfac_roles(workers))
+        return (index, workers) if index < workers else (0, 1)
 
     def _train(
         self,
