@@ -156,11 +156,14 @@ def _step_without_gradients(rule: KFACOptimizer, counts: UpdateCounts, pulled: V
     if "inverse" in rule.role:
         with tf.control_dependencies(work):
             work.append(rule.inverse_op())
-    rule.trace()
     with tf.control_dependencies(work):
+        rule.trace()
         after = counts.read()
     with tf.device(counts.global_step.device):
-        op = tf.group(*work, *after.tensors())
+        with tf.control_dependencies(after.tensors()):
+            # Adds nothing; by it the trace hook knows a step, and at which global step it was.
+            seen = counts.global_step.assign_add(0, read_value=False)
+        op = tf.group(*work, seen)
     return Push(op, pulled.overall, after.since(pulled), reached=after.overall)
 
 

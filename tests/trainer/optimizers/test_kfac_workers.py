@@ -78,11 +78,21 @@ class Worker:
         ps: Number of parameter servers; 0: everything is on the one server.
         hooked: Whether to open a monitored session with the push's hooks.
         patience: For the hooks.
+        hooks: More of them.
         **options: Of K-FAC.
     """
 
     def __init__(
-        self, target, index, workers, *, ps=0, hooked=False, patience=NO_PATIENCE_GIVEN, **options
+        self,
+        target,
+        index,
+        workers,
+        *,
+        ps=0,
+        hooked=False,
+        patience=NO_PATIENCE_GIVEN,
+        hooks=(),
+        **options,
     ):
         self.role, self._seed = kfac_roles(workers)[index], 1000 * index
         device = None
@@ -120,7 +130,7 @@ class Worker:
             }  # fmt: skip
             if hooked:
                 self.session = v1.train.SingularMonitoredSession(
-                    self.push.hooks, master=target,
+                    [*self.push.hooks, *hooks], master=target,
                     scaffold=v1.train.Scaffold(
                         init_op=v1.global_variables_initializer() if index == 0 else tf.no_op(),
                         ready_op=tf.constant([], tf.string),
@@ -331,6 +341,26 @@ def test_a_statistics_worker_keeps_pace_with_the_gradient_workers():
     assert statistics.session.run(statistics.rule.state.steps) == 2
     for worker in (statistics, chief):
         worker.session.close()
+
+
+@pytest.mark.timeout(120)
+def test_workers_without_gradients_are_recorded_at_the_global_steps_they_saw(tmp_path):
+    target, options = local_target(), {"burn_in": 1, "inverse_every": 2}
+    chief = Worker(target, 0, 2, **options)
+    chief.pull()
+    trace = di.TraceHook(tmp_path, every_n_steps=1)
+    rest = hooked(target, 1, 2, hooks=[trace], **options)
+    with rest.session:
+        for _ in range(5):
+            rest.run(rest.feeds())
+            chief.run(chief.feeds())
+    chief.session.close()
+    with di.open_run(tmp_path) as run:
+        updates = run.array("sync/covariance_updates")
+        assert updates.steps.tolist() == [0, 1, 2, 3, 4]
+        assert updates.values.tolist() == [1, 2, 3, 4, 5]
+        assert run.array("sync/wait_time").values.max() < TIMEOUT_S
+        assert run.array("sync/inverse_age").values.tolist() == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.timeout(120)
