@@ -137,7 +137,7 @@ def test_a_worker_begins_at_the_center_also_after_a_restart():
     chief.close()
 
 
-def test_a_restarted_chief_and_the_workers_begin_at_the_checkpoint(tmp_path):
+def test_a_restarted_chief_begins_at_the_checkpoint(tmp_path):
     def monitored(**options):
         return v1.train.MonitoredTrainingSession(
             checkpoint_dir=str(tmp_path), save_checkpoint_steps=1, **options
