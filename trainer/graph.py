@@ -8,7 +8,7 @@ towers, have graphs of their own: `deepinsight.trainer.local_steps` and
 `deepinsight.trainer.towers`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,6 +57,7 @@ class TrainingGraph:
         logits: The worker's, float32 ``[n]``; fetching it alone changes nothing.
         evaluated: Those of the model that all share, float32 ``[n]``.
         loss: Mean binary cross-entropy in nat, float32 scalar.
+        gradients: What this worker computed, with the variables.
         reached: The step that the worker has come to, int64 scalar.
         staleness: Updates by others between pull and push, int64 scalar; None: there are none.
         variable_staleness: The same per variable, int64 ``[variables]``.
@@ -74,6 +75,7 @@ class TrainingGraph:
     logits: tf.Tensor
     evaluated: tf.Tensor
     loss: tf.Tensor
+    gradients: Sequence[GradientAndVariable]
     push: Push
     reached: tf.Tensor
     global_step: tf.Variable
@@ -133,7 +135,7 @@ def build_graph(
         place = Place(replica.index, replica.workers, replica.device, patience)
         rule = create_rule(options, replica.workers)
         push = create_push(options, place, rule, gradients, counts, pulled, facts)
-        return outputs(model, ids, labels, logits, loss, push, counts)
+        return outputs(model, ids, labels, logits, loss, gradients, push, counts)
 
 
 def outputs(
@@ -142,6 +144,7 @@ def outputs(
     labels: tf.Tensor,
     logits: tf.Tensor,
     loss: tf.Tensor,
+    gradients: Sequence[GradientAndVariable],
     push: Push,
     counts: UpdateCounts,
 ) -> TrainingGraph:
@@ -157,7 +160,7 @@ def outputs(
     )
     return TrainingGraph(
         model=model, ids=ids, labels=labels, logits=logits, evaluated=logits, loss=loss,
-        push=push, global_step=counts.global_step,
+        gradients=gradients, push=push, global_step=counts.global_step,
         reached=here["reached"] if "reached" in here else here["step"] + 1,
         staleness=here["staleness"],
         variable_staleness=tf.concat([here[d] for d in push.staleness.variables], axis=0),

@@ -18,9 +18,17 @@ from deepinsight.trainer.graph import (
 )
 from deepinsight.trainer.models import create_model
 from deepinsight.trainer.models.base import LayerTensors
-from deepinsight.trainer.optimizers import UpdateCounts, create_rule, exchange_gradients, pull
-from deepinsight.trainer.optimizers.kfac import KFACOptimizer, sampled_loss
-from deepinsight.trainer.optimizers.kfac_workers import dense_layers, kfac_roles, push_kfac
+from deepinsight.trainer.optimizers import (
+    KFACOptimizer,
+    UpdateCounts,
+    create_rule,
+    dense_layers,
+    exchange_gradients,
+    kfac_roles,
+    pull,
+    push_kfac,
+    sampled_loss,
+)
 from deepinsight.trainer.options import Options
 
 v1 = tf.compat.v1
@@ -54,13 +62,14 @@ def build_kfac(
             norm_constraint=options.norm_constraint,
             role=role,
         )
+        gradients = exchange_gradients(loss, model, values) if pushes else None
         push = push_kfac(
             rule,
-            exchange_gradients(loss, model, values) if pushes else None,
+            gradients,
             counts,
             pulled,
             worker=replica.index,
             workers=replica.workers,
             patience=patience,
         )
-        return outputs(model, ids, labels, logits, loss, push, counts)
+        return outputs(model, ids, labels, logits, loss, gradients or [], push, counts)

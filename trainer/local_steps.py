@@ -19,16 +19,16 @@ from deepinsight.trainer.graph import (
     placeholders,
 )
 from deepinsight.trainer.models import create_model
-from deepinsight.trainer.optimizers import create_rule, exchange_gradients, pull
-from deepinsight.trainer.optimizers.elastic_average import (
+from deepinsight.trainer.optimizers import (
     ElasticAverageCustomGetter,
     ElasticAverageOptimizer,
-)
-from deepinsight.trainer.optimizers.model_average import (
     ModelAverageCustomGetter,
     ModelAverageOptimizer,
+    Push,
+    create_rule,
+    exchange_gradients,
+    pull,
 )
-from deepinsight.trainer.optimizers.push import Push
 from deepinsight.trainer.options import Options
 
 v1 = tf.compat.v1
@@ -59,7 +59,8 @@ def build_local(
         shared = model.over(copies)
         new_step = v1.placeholder(tf.int64, [], "new_step")
         return TrainingGraph(
-            model=model, ids=ids, labels=labels, logits=logits, loss=loss, reached=reached,
+            model=model, ids=ids, labels=labels, logits=logits, loss=loss,
+            gradients=gradients, reached=reached,
             evaluated=shared.logits(ids, pull(shared.dense).values),
             push=Push(
                 op=op, step=reached, staleness=None,

@@ -12,12 +12,12 @@ from deepinsight.trainer.optimizers import (
     UpdateCounts,
     Versions,
     push_async,
+    push_bounded,
+    push_compressed,
+    push_drop_stale,
+    push_softsync,
     push_sync,
 )
-from deepinsight.trainer.optimizers.bounded import push_bounded
-from deepinsight.trainer.optimizers.drop_stale import push_drop_stale
-from deepinsight.trainer.optimizers.gradient_compression import push_compressed
-from deepinsight.trainer.optimizers.softsync import push_softsync
 from deepinsight.trainer.options import Options
 
 v1 = tf.compat.v1

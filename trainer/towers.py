@@ -56,7 +56,7 @@ def build_towers(options: Options, data: DataSet, replica: Replica) -> TrainingG
         summed = [_sum(variable, parts) for variable, parts in _by_variable(model, gradients)]
         push = push_async(create_rule(options), summed, counts, pulled)
         return outputs(
-            model, ids, labels, tf.concat(logits, axis=0), tf.add_n(losses), push, counts
+            model, ids, labels, tf.concat(logits, axis=0), tf.add_n(losses), summed, push, counts
         )
 
 

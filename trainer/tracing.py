@@ -31,7 +31,7 @@ def create_hook(
         )  # fmt: skip
         chosen.append(live)
     if cadence and is_chief:
-        chosen += [probes.Weights(), probes.Gradients()]
+        chosen += [probes.Weights(), probes.Gradients(grads_and_vars=graph.gradients)]
     return TraceHook(
         options.run_dir,
         chosen,

@@ -23,7 +23,7 @@ from deepinsight.trainer.errors import ClusterError
 from deepinsight.trainer.graph import Replica, TrainingGraph, build_graph
 from deepinsight.trainer.kfac_graph import build_kfac
 from deepinsight.trainer.local_steps import build_local
-from deepinsight.trainer.optimizers.kfac_workers import kfac_roles
+from deepinsight.trainer.optimizers import kfac_roles
 from deepinsight.trainer.options import Options, checkpoint_dir, has_checkpoint
 from deepinsight.trainer.progress import Reporter
 from deepinsight.trainer.sessions import create_session, restored_step
@@ -150,7 +150,7 @@ class Worker:
                 session, graph, hook, chores=chores, barriers=barriers, start=start
             )
             self._part(session, graph, barriers, chores)
-            self._report(self._done_event(reason))
+            self._report(self._done_event(graph, reason))
             if self._termination.failed:
                 _leave_unended(hook)
         if self._termination.failure:
@@ -384,13 +384,13 @@ class Worker:
         if barriers is not None:
             barriers.stop_servers(plain)
 
-    def _done_event(self, reason: str) -> dict[str, Any]:
+    def _done_event(self, graph: TrainingGraph, reason: str) -> dict[str, Any]:
         first = self._first or (0, 0.0)
         return {
             "kind": "done",
             "process": self._process,
             "reason": reason,
-            "pushes": self._pushes,
+            "pushes": self._pushes if graph.gradients else 0,
             "first_step": first[0],
             "last_step": self._last[0],
             "first_time_s": first[1],

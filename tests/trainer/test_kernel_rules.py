@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from deepinsight.traces import open_run
+from deepinsight.trainer.cluster.members import Patience
 from deepinsight.trainer.data import open_data
 from deepinsight.trainer.graph import Replica, build_graph
 from deepinsight.trainer.options import COMPENSATED, Options
@@ -20,7 +21,7 @@ def trained(steps=12, **given):
     data = open_data(options)
     batches = data.batches(worker=0, workers=1, batch_size=50, seed=1, epochs=None, position=0)
     with tf.Graph().as_default():
-        graph = build_graph(options, data, Replica(0, 1, 0))
+        graph = build_graph(options, data, Replica(0, 1, 0), Patience())
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())
             for _, batch in zip(range(steps), batches, strict=False):

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from deepinsight.trainer.cluster.members import Patience
 from deepinsight.trainer.data import FeatureGroup, open_data
 from deepinsight.trainer.errors import OptionError
 from deepinsight.trainer.graph import Replica, build_graph
@@ -19,7 +20,7 @@ def options(**given):
 
 def build(given):
     data = open_data(given)
-    return data, build_graph(given, data, ALONE)
+    return data, build_graph(given, data, ALONE, Patience())
 
 
 def shapes(graph):

@@ -7,8 +7,14 @@ from deepinsight.trainer.optimizers.boosted import (
     BoostedGradientDescentOptimizer,
     BoostedMomentumOptimizer,
 )
+from deepinsight.trainer.optimizers.bounded import BoundedStalenessOptimizer, push_bounded
 from deepinsight.trainer.optimizers.delay_compensated import (
     DelayCompensatedGradientDescentOptimizer,
+)
+from deepinsight.trainer.optimizers.drop_stale import DropStaleGradientOptimizer, push_drop_stale
+from deepinsight.trainer.optimizers.elastic_average import (
+    ElasticAverageCustomGetter,
+    ElasticAverageOptimizer,
 )
 from deepinsight.trainer.optimizers.exchange import (
     GradientAndVariable,
@@ -17,9 +23,21 @@ from deepinsight.trainer.optimizers.exchange import (
     exchange_gradients,
     pull,
 )
+from deepinsight.trainer.optimizers.gradient_compression import (
+    GradientCompressionOptimizer,
+    push_compressed,
+)
+from deepinsight.trainer.optimizers.kfac import DenseLayer, KFACOptimizer, sampled_loss
+from deepinsight.trainer.optimizers.kfac_workers import dense_layers, kfac_roles, push_kfac
 from deepinsight.trainer.optimizers.lars import LARSOptimizer
+from deepinsight.trainer.optimizers.model_average import (
+    ModelAverageCustomGetter,
+    ModelAverageOptimizer,
+)
 from deepinsight.trainer.optimizers.push import Push, push_async, push_sync
 from deepinsight.trainer.optimizers.rules import create_rule
+from deepinsight.trainer.optimizers.softsync import SoftsyncOptimizer, push_softsync
+from deepinsight.trainer.optimizers.sync_replicas import SyncReplicasOptimizer
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
 
 __all__ = [
@@ -28,17 +46,36 @@ __all__ = [
     "BoostedAdamOptimizer",
     "BoostedGradientDescentOptimizer",
     "BoostedMomentumOptimizer",
+    "BoundedStalenessOptimizer",
     "DelayCompensatedGradientDescentOptimizer",
+    "DenseLayer",
+    "DropStaleGradientOptimizer",
+    "ElasticAverageCustomGetter",
+    "ElasticAverageOptimizer",
     "GradientAndVariable",
+    "GradientCompressionOptimizer",
+    "KFACOptimizer",
     "LARSOptimizer",
     "LeastLoaded",
+    "ModelAverageCustomGetter",
+    "ModelAverageOptimizer",
     "Pulled",
     "Push",
+    "SoftsyncOptimizer",
+    "SyncReplicasOptimizer",
     "UpdateCounts",
     "Versions",
     "create_rule",
+    "dense_layers",
     "exchange_gradients",
+    "kfac_roles",
     "pull",
     "push_async",
+    "push_bounded",
+    "push_compressed",
+    "push_drop_stale",
+    "push_kfac",
+    "push_softsync",
     "push_sync",
+    "sampled_loss",
 ]

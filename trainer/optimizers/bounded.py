@@ -63,7 +63,8 @@ class BoundedStalenessOptimizer(v1.train.Optimizer):
         ...     train = optimizer.minimize(w**2, step)
         ...     hooks = [optimizer.make_session_run_hook(is_chief=True)]
         ...     with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session:
-        ...         session.run([train, w])[1]
+        ...         _ = session.run(train)
+        ...         session.run(w)
         array([0.5], dtype=float32)
 
     References:

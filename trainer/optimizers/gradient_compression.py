@@ -109,9 +109,17 @@ class GradientCompressionOptimizer(v1.train.Optimizer):
         ValueError: If an argument is out of range, or the base optimizer is refused.
 
     Example:
-        >>> optimizer = GradientCompressionOptimizer(0.1, num_workers=4, warm_up_steps=2000)
-        >>> train_op = optimizer.minimize(loss, global_step)
-        >>> hook = optimizer.make_session_run_hook("/tmp/checkpoints", worker=task_index)
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     w = tf.compat.v1.get_variable("w", initializer=[4.0, 1.0], use_resource=True)
+        ...     optimizer = GradientCompressionOptimizer(
+        ...         0.25, momentum=0.0, num_workers=1, sparsity=0.5, dense_below=0
+        ...     )
+        ...     train = optimizer.minimize(tf.reduce_sum(w**2))
+        ...     session.run(tf.compat.v1.global_variables_initializer())
+        ...     session.run(tf.compat.v1.local_variables_initializer())
+        ...     _ = session.run(train)
+        ...     session.run(w)
+        array([2., 1.], dtype=float32)
 
     References:
         Lin et al., 2018, Deep Gradient Compression. ICLR. arXiv:1712.01887.

@@ -138,12 +138,12 @@ class ModelAverageOptimizer(v1.train.Optimizer):
         ValueError: If an argument is out of range, or the getter has made no variables.
 
     Example:
-        >>> base = v1.train.MomentumOptimizer(0.1, 0.9)
+        >>> base = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
         >>> optimizer = ModelAverageOptimizer(  # doctest: +SKIP
         ...     base, num_worker=2, is_chief=True, ma_custom_getter=getter, interval_steps=100
         ... )
         >>> train_op = optimizer.minimize(loss, global_step)  # doctest: +SKIP
-        >>> with v1.train.MonitoredTrainingSession(  # doctest: +SKIP
+        >>> with tf.compat.v1.train.MonitoredTrainingSession(  # doctest: +SKIP
         ...     server.target, is_chief=True, hooks=[optimizer.make_session_run_hook()]
         ... ) as session:
         ...     while not session.should_stop():
