@@ -60,13 +60,13 @@ class ModelAverageCustomGetter(LocalCopiesGetter):
         global_variables: The global copy of each local variable.
 
     Example:
-        >>> getter = ModelAverageCustomGetter("/job:worker/task:1")
-        >>> setter = v1.train.replica_device_setter(  # doctest: +SKIP
-        ...     cluster=cluster, worker_device="/job:worker/task:1"
-        ... )
-        >>> with tf.device(setter), v1.variable_scope("", custom_getter=getter):  # doctest: +SKIP
-        ...     w = v1.get_variable("w", [10, 2])
-        >>> w.device, getter.global_variables[w].device  # doctest: +SKIP
+        >>> v1, here = tf.compat.v1, "/job:worker/task:1"
+        >>> getter = ModelAverageCustomGetter(here)
+        >>> setter = v1.train.replica_device_setter(ps_tasks=1, worker_device=here)
+        >>> with tf.Graph().as_default(), tf.device(setter):
+        ...     with v1.variable_scope("", custom_getter=getter):
+        ...         w = v1.get_variable("w", [10, 2])
+        >>> w.device, getter.global_variables[w].device
         ('/job:worker/task:1', '/job:ps/task:0')
     """
 
@@ -138,16 +138,22 @@ class ModelAverageOptimizer(v1.train.Optimizer):
         ValueError: If an argument is out of range, or the getter has made no variables.
 
     Example:
-        >>> base = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
-        >>> optimizer = ModelAverageOptimizer(  # doctest: +SKIP
-        ...     base, num_worker=2, is_chief=True, ma_custom_getter=getter, interval_steps=100
-        ... )
-        >>> train_op = optimizer.minimize(loss, global_step)  # doctest: +SKIP
-        >>> with tf.compat.v1.train.MonitoredTrainingSession(  # doctest: +SKIP
-        ...     server.target, is_chief=True, hooks=[optimizer.make_session_run_hook()]
-        ... ) as session:
-        ...     while not session.should_stop():
-        ...         session.run(train_op)
+        >>> v1 = tf.compat.v1
+        >>> with tf.Graph().as_default():
+        ...     getter = ModelAverageCustomGetter("/job:localhost/task:0")
+        ...     with v1.variable_scope("", custom_getter=getter):
+        ...         w = v1.get_variable("w", initializer=[1.0])
+        ...     base = v1.train.GradientDescentOptimizer(0.5)
+        ...     optimizer = ModelAverageOptimizer(base, 1, True, getter, interval_steps=2)
+        ...     step = v1.train.get_or_create_global_step()
+        ...     train_op = optimizer.minimize(w[0], step)
+        ...     hook = optimizer.make_session_run_hook()
+        ...     with v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        ...         for _ in range(5):
+        ...             session.run(train_op)
+        ...         averaged = optimizer.global_variables[w]
+        ...         print([value.tolist() for value in session.run([step, averaged, w])])
+        [2, [-1.0], [-1.5]]
 
     References:
         Povey, Zhang, Khudanpur, 2014, Parallel training of DNNs with natural gradient and

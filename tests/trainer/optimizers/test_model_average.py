@@ -160,7 +160,8 @@ def test_rounds_are_those_of_the_rule(cluster, base, block):
 
 def test_three_workers_go_on_with_two_when_one_has_left(cluster):
     place, generator = Place(cluster, 3), np.random.default_rng(2)
-    workers = [Averaging(place, i, momentum).open() for i in range(3)]
+    # Nobody is given up: should a worker not leave, the others would wait for it.
+    workers = [Averaging(place, i, momentum, timeout_s=1000).open() for i in range(3)]
     oracle = Oracle(momentum, 3, {})
     train(workers, oracle, 3, generator)
     before = list(oracle.copies)
