@@ -63,7 +63,7 @@ class ModelAverageCustomGetter(LocalCopiesGetter):
         >>> v1, here = tf.compat.v1, "/job:worker/task:1"
         >>> getter = ModelAverageCustomGetter(here)
         >>> setter = v1.train.replica_device_setter(ps_tasks=1, worker_device=here)
-        >>> with tf.Graph().as_default(), tf.device(setter):
+        >>> with tf.Graph().as_default(), v1.device(setter):
         ...     with v1.variable_scope("", custom_getter=getter):
         ...         w = v1.get_variable("w", [10, 2])
         >>> w.device, getter.global_variables[w].device
