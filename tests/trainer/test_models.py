@@ -140,7 +140,7 @@ def test_every_rule_lowers_the_loss_of_every_model_and_a_lone_worker_is_never_st
             batch = next(batches)
             _, loss, step, stale, stale_variables = session.run(
                 [
-                    graph.push.op, graph.loss, graph.step, graph.staleness,
+                    graph.push.op, graph.loss, graph.push.step, graph.staleness,
                     graph.variable_staleness,
                 ],
                 {graph.ids: batch.ids, graph.labels: batch.labels},

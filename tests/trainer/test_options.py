@@ -45,7 +45,7 @@ def test_config_is_json_and_has_what_viewers_need():
         ({"variance_parameter": 1.0}, "belongs to --optimizer dc-asgd and dc-asgd-adaptive"),
         (
             {"optimizer": "boosted-adam", "synchronization": "sync"},
-            "do not go together: the rule corrects stale gradients, and synchronous rounds have none",
+            "the rule corrects stale gradients, and synchronous rounds have none",
         ),
         ({"hidden": (8, 0)}, "--hidden must be widths >= 1"),
         ({"ctr_leak": 1.5}, "--ctr-leak must be >= 0 and <= 1"),

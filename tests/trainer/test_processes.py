@@ -129,7 +129,7 @@ def test_a_synchronous_run_is_evaluated_against_the_truth_that_it_trains_on(trai
     assert value(open_run(tmp_path / "run"), "eval/auc").min() > 0.6
 
 
-def test_data_running_out_on_one_worker_ends_a_synchronous_run(train, tmp_path):
+def test_data_running_out_on_one_worker_leaves_the_others_at_work(train, tmp_path):
     rng = np.random.default_rng(1)
     lines = [
         "\t".join([str(i % 2), *map(str, rng.integers(0, 9, 13)), *["1f"] * 26])
@@ -142,12 +142,11 @@ def test_data_running_out_on_one_worker_ends_a_synchronous_run(train, tmp_path):
         "--batch-size", 1, "--synchronization", "sync", "--trace-every", 0,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "data ran out on worker-1" in done.stdout
+    assert "data ran out on worker-0, worker-1" in done.stdout
     run = open_run(tmp_path / "run")
     assert run.status == "finished"
     counts = run.frame("staleness/global").groupby("process").size()
-    assert counts["worker-1"] == 26
-    assert counts["worker-0"] in (26, 27)
+    assert (counts["worker-0"], counts["worker-1"]) == (27, 26)
     assert value(run, "sync/dropped_gradients").max() == 0
 
 
