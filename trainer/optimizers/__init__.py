@@ -1,20 +1,26 @@
 """How gradients reach the variables: the update rules, and where the gradients meet."""
 
 from deepinsight.trainer.optimizers.accumulated import AccumulatedGradients
+from deepinsight.trainer.optimizers.averaging.elastic_average import (
+    ElasticAverageCustomGetter,
+    ElasticAverageOptimizer,
+)
+from deepinsight.trainer.optimizers.averaging.model_average import (
+    ModelAverageCustomGetter,
+    ModelAverageOptimizer,
+)
 from deepinsight.trainer.optimizers.boosted import (
     BoostedAdagradOptimizer,
     BoostedAdamOptimizer,
     BoostedGradientDescentOptimizer,
     BoostedMomentumOptimizer,
 )
-from deepinsight.trainer.optimizers.bounded import BoundedStalenessOptimizer, push_bounded
+from deepinsight.trainer.optimizers.compression.optimizer import (
+    GradientCompressionOptimizer,
+    push_compressed,
+)
 from deepinsight.trainer.optimizers.delay_compensated import (
     DelayCompensatedGradientDescentOptimizer,
-)
-from deepinsight.trainer.optimizers.drop_stale import DropStaleGradientOptimizer, push_drop_stale
-from deepinsight.trainer.optimizers.elastic_average import (
-    ElasticAverageCustomGetter,
-    ElasticAverageOptimizer,
 )
 from deepinsight.trainer.optimizers.exchange import (
     GradientAndVariable,
@@ -23,21 +29,18 @@ from deepinsight.trainer.optimizers.exchange import (
     exchange_gradients,
     pull,
 )
-from deepinsight.trainer.optimizers.gradient_compression import (
-    GradientCompressionOptimizer,
-    push_compressed,
-)
-from deepinsight.trainer.optimizers.kfac import DenseLayer, KFACOptimizer, sampled_loss
-from deepinsight.trainer.optimizers.kfac_workers import dense_layers, kfac_roles, push_kfac
+from deepinsight.trainer.optimizers.kfac.optimizer import DenseLayer, KFACOptimizer, sampled_loss
+from deepinsight.trainer.optimizers.kfac.workers import dense_layers, kfac_roles, push_kfac
 from deepinsight.trainer.optimizers.lars import LARSOptimizer
-from deepinsight.trainer.optimizers.model_average import (
-    ModelAverageCustomGetter,
-    ModelAverageOptimizer,
-)
 from deepinsight.trainer.optimizers.push import Push, push_async, push_sync
 from deepinsight.trainer.optimizers.rules import create_rule
-from deepinsight.trainer.optimizers.softsync import SoftsyncOptimizer, push_softsync
-from deepinsight.trainer.optimizers.sync_replicas import SyncReplicasOptimizer
+from deepinsight.trainer.optimizers.softsync.optimizer import SoftsyncOptimizer, push_softsync
+from deepinsight.trainer.optimizers.staleness.bounded import BoundedStalenessOptimizer, push_bounded
+from deepinsight.trainer.optimizers.staleness.drop_stale import (
+    DropStaleGradientOptimizer,
+    push_drop_stale,
+)
+from deepinsight.trainer.optimizers.sync_replicas.optimizer import SyncReplicasOptimizer
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
 
 __all__ = [

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
-from deepinsight.trainer.optimizers.sync_replicas import SyncReplicasOptimizer
+from deepinsight.trainer.optimizers.sync_replicas.optimizer import SyncReplicasOptimizer
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
 
 v1 = tf.compat.v1

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Patience
-from deepinsight.trainer.optimizers.model_average import (
+from deepinsight.trainer.optimizers.averaging.model_average import (
     ModelAverageCustomGetter,
     ModelAverageOptimizer,
 )

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from deepinsight.trainer import rules
-from deepinsight.trainer.optimizers.gradient_compression import push_compressed
+from deepinsight.trainer.optimizers.compression.optimizer import push_compressed
 from deepinsight.trainer.optimizers.versions import UpdateCounts
 
 v1 = tf.compat.v1

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from deepinsight.trainer.optimizers.drop_stale import DropStaleGradientOptimizer
+from deepinsight.trainer.optimizers.staleness.drop_stale import DropStaleGradientOptimizer
 
 STEPS = 120
 STALENESS = 2

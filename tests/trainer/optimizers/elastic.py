@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers.elastic_average import (
+from deepinsight.trainer.optimizers.averaging.elastic_average import (
     ElasticAverageCustomGetter,
     ElasticAverageOptimizer,
 )

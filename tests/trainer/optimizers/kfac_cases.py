@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from deepinsight.trainer import rules
-from deepinsight.trainer.optimizers.kfac import DenseLayer
+from deepinsight.trainer.optimizers.kfac.optimizer import DenseLayer
 
 v1 = tf.compat.v1
 INPUTS, HIDDEN = 3, 4

@@ -14,8 +14,8 @@ if __package__ in (None, ""):
 else:
     from .kfac_cases import Network, batch
 
-from deepinsight.trainer.optimizers.kfac import KFACOptimizer
-from deepinsight.trainer.optimizers.kfac_workers import KFACPaceHook
+from deepinsight.trainer.optimizers.kfac.optimizer import KFACOptimizer
+from deepinsight.trainer.optimizers.kfac.workers import KFACPaceHook
 
 v1 = tf.compat.v1
 OPTIONS = {"damping": 0.5, "burn_in": 2, "inverse_every": 5, "momentum": 0.0}

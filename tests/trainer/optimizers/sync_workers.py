@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Patience
-from deepinsight.trainer.optimizers.sync_replicas import SyncReplicasOptimizer
+from deepinsight.trainer.optimizers.sync_replicas.optimizer import SyncReplicasOptimizer
 
 v1 = tf.compat.v1
 TIMEOUT_S = 60

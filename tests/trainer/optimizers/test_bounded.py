@@ -15,8 +15,8 @@ from deepinsight.trainer.optimizers import (
     DelayCompensatedGradientDescentOptimizer,
     UpdateCounts,
 )
-from deepinsight.trainer.optimizers import _clocks as clocks_module
-from deepinsight.trainer.optimizers.bounded import BoundedStalenessOptimizer, push_bounded
+from deepinsight.trainer.optimizers.staleness import clocks as clocks_module
+from deepinsight.trainer.optimizers.staleness.bounded import BoundedStalenessOptimizer, push_bounded
 
 from .scripted import (
     ROWS,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from deepinsight.trainer.optimizers.elastic_average import (
+from deepinsight.trainer.optimizers.averaging.elastic_average import (
     GLOBAL_VARIABLE_NAME,
     ElasticAverageCustomGetter,
     ElasticAverageOptimizer,

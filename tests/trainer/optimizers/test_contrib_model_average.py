@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers.model_average import (
+from deepinsight.trainer.optimizers.averaging.model_average import (
     GLOBAL_VARIABLE_NAME,
     ModelAverageCustomGetter,
     ModelAverageOptimizer,
@@ -35,7 +35,7 @@ import json, sys, time
 import tensorflow.compat.v1 as tf
 
 # was: from tensorflow.contrib.opt import ModelAverageCustomGetter, ModelAverageOptimizer
-from deepinsight.trainer.optimizers.model_average import (
+from deepinsight.trainer.optimizers.averaging.model_average import (
     ModelAverageCustomGetter, ModelAverageOptimizer,
 )
 

@@ -14,7 +14,10 @@ from deepinsight.trainer.optimizers import (
     DelayCompensatedGradientDescentOptimizer,
     UpdateCounts,
 )
-from deepinsight.trainer.optimizers.drop_stale import DropStaleGradientOptimizer, push_drop_stale
+from deepinsight.trainer.optimizers.staleness.drop_stale import (
+    DropStaleGradientOptimizer,
+    push_drop_stale,
+)
 
 from .scripted import (
     ROWS,

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from deepinsight.trainer.optimizers import LARSOptimizer
-from deepinsight.trainer.optimizers.elastic_average import (
+from deepinsight.trainer.optimizers.averaging.elastic_average import (
     GLOBAL_VARIABLE_NAME,
     LOCAL_VARIABLE_NAME,
     ElasticAverageCustomGetter,

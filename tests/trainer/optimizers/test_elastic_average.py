@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from deepinsight.trainer import rules
-from deepinsight.trainer.optimizers import _elastic_getter, elastic_average
+from deepinsight.trainer.optimizers.averaging import elastic_average, elastic_getter
 
 from .elastic import START, Cluster, Worker, descend, random_gradients, together
 
@@ -184,6 +184,6 @@ def test_only_runs_that_train_count():
 
 
 def test_doctests():
-    for module in (elastic_average, _elastic_getter):
+    for module in (elastic_average, elastic_getter):
         result = doctest.testmod(module)
         assert (result.failed, result.attempted > 0) == (0, True)

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from deepinsight.collectors.collection import traced_tensors
 from deepinsight.trainer import rules
-from deepinsight.trainer.optimizers import AccumulatedGradients, LARSOptimizer, _elastic_exchange
-from deepinsight.trainer.optimizers._elastic_bytes import Layout, pack, unpack
-from deepinsight.trainer.optimizers.elastic_average import (
+from deepinsight.trainer.optimizers import AccumulatedGradients, LARSOptimizer
+from deepinsight.trainer.optimizers.averaging import elastic_exchange
+from deepinsight.trainer.optimizers.averaging.elastic_average import (
     ElasticAverageCustomGetter,
     ElasticAverageOptimizer,
 )
+from deepinsight.trainer.optimizers.averaging.elastic_bytes import Layout, pack, unpack
 
 from .elastic import START, Cluster, Worker
 
@@ -78,7 +79,7 @@ def test_what_is_packed_comes_out_again(described):
 
 @pytest.mark.parametrize("large", [16, 2**20])
 def test_all_floating_dtypes_exchange_as_the_rule_does(monkeypatch, large):
-    monkeypatch.setattr(_elastic_exchange, "LARGE", large)  # most of it alone, or all together
+    monkeypatch.setattr(elastic_exchange, "LARGE", large)  # most of it alone, or all together
     cluster, rate = Cluster(1), 0.3
     generator = np.random.default_rng(0)
     with tf.Graph().as_default():

@@ -10,7 +10,7 @@ import tensorflow as tf
 from deepinsight.collectors.collection import traced_tensors
 from deepinsight.trainer import rules
 from deepinsight.trainer.cluster.members import Patience
-from deepinsight.trainer.optimizers.elastic_average import (
+from deepinsight.trainer.optimizers.averaging.elastic_average import (
     ElasticAverageCustomGetter,
     ElasticAverageOptimizer,
 )

@@ -9,7 +9,7 @@ import tensorflow as tf
 import deepinsight as di
 from deepinsight.collectors.collection import traced_tensors
 from deepinsight.trainer import rules
-from deepinsight.trainer.optimizers.gradient_compression import GradientCompressionOptimizer
+from deepinsight.trainer.optimizers.compression.optimizer import GradientCompressionOptimizer
 
 from .compression_workers import DENSE, LOOKED_UP, SHAPES, Rules, Scripted, start_cluster
 

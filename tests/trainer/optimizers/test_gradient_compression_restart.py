@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers.gradient_compression import GradientCompressionOptimizer
+from deepinsight.trainer.optimizers.compression.optimizer import GradientCompressionOptimizer
 
 from .compression_workers import start_cluster
 

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from deepinsight.collectors.collection import traced_tensors
-from deepinsight.trainer.optimizers import kfac
-from deepinsight.trainer.optimizers.kfac import DenseLayer, KFACOptimizer, sampled_loss
+from deepinsight.trainer.optimizers.kfac import optimizer as module
+from deepinsight.trainer.optimizers.kfac.optimizer import DenseLayer, KFACOptimizer, sampled_loss
 
 from .kfac_cases import (
     MOMENTUM,
@@ -398,5 +398,5 @@ def test_roles_without_gradients_apply_none():
 
 
 def test_the_example_of_the_documentation_holds():
-    results = doctest.testmod(kfac)
+    results = doctest.testmod(module)
     assert (results.failed, results.attempted > 0) == (0, True)

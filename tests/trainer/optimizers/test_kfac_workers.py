@@ -18,8 +18,8 @@ from deepinsight.trainer.cluster.members import Patience
 from deepinsight.trainer.data import FeatureGroup
 from deepinsight.trainer.models import Dense, LayerTensors, WideDeep
 from deepinsight.trainer.optimizers import LeastLoaded, UpdateCounts
-from deepinsight.trainer.optimizers.kfac import DenseLayer, KFACOptimizer
-from deepinsight.trainer.optimizers.kfac_workers import (
+from deepinsight.trainer.optimizers.kfac.optimizer import DenseLayer, KFACOptimizer
+from deepinsight.trainer.optimizers.kfac.workers import (
     KFACPaceHook,
     dense_layers,
     kfac_roles,

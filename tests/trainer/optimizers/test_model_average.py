@@ -9,12 +9,12 @@ import tensorflow as tf
 import deepinsight as di
 from deepinsight.collectors.collection import traced_tensors
 from deepinsight.collectors.graph import closure
-from deepinsight.trainer.optimizers._rounds_hook import FACTS
-from deepinsight.trainer.optimizers.model_average import (
+from deepinsight.trainer.optimizers.averaging.model_average import (
     ModelAverageCustomGetter,
     ModelAverageOptimizer,
     usual_block_momentum,
 )
+from deepinsight.trainer.optimizers.averaging.rounds_hook import FACTS
 from deepinsight.trainer.rules import block_momentum_step
 
 from .averaging_workers import Averaging, Place, random_gradients, start_cluster, together

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.errors import ClusterError
-from deepinsight.trainer.optimizers import _local_copies, _rounds
-from deepinsight.trainer.optimizers._local_copies import group_variables
-from deepinsight.trainer.optimizers._rounds import Rounds
+from deepinsight.trainer.optimizers.averaging import local_copies
+from deepinsight.trainer.optimizers.averaging import rounds as rounds_module
+from deepinsight.trainer.optimizers.averaging.local_copies import group_variables
+from deepinsight.trainer.optimizers.averaging.rounds import Rounds
 
 from .averaging_workers import TIMEOUT_S, Place, start_cluster, together
 
@@ -283,7 +284,7 @@ def test_workers_wait_for_the_launch(cluster):
 
 
 def test_without_a_launch_a_worker_says_what_is_missing(cluster, monkeypatch):
-    monkeypatch.setattr(_rounds, "START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(rounds_module, "START_TIMEOUT_S", 0.2)
     _, other = start(cluster, timeout_s=0.1)
     with pytest.raises(ClusterError, match=r"chief must begin the rounds.*is_chief=True"):
         other.begin()
@@ -341,7 +342,7 @@ def test_variables_travel_by_server_and_dtype_and_not_too_many_at_once(monkeypat
         groups = group_variables(made)
         assert [group.places for group in groups] == [[0, 2], [1], [3]]
         assert [group.size for group in groups] == [8, 4, 4]
-        monkeypatch.setattr(_local_copies, "LARGEST_BYTES", 31)
+        monkeypatch.setattr(local_copies, "LARGEST_BYTES", 31)
         assert [group.places for group in group_variables(made)] == [[0], [1], [2], [3]]
 
 

@@ -22,8 +22,8 @@ from deepinsight.trainer.optimizers import (
     Versions,
     push_async,
 )
-from deepinsight.trainer.optimizers._softsync_watch import Silence
-from deepinsight.trainer.optimizers.softsync import SoftsyncOptimizer, push_softsync
+from deepinsight.trainer.optimizers.softsync.optimizer import SoftsyncOptimizer, push_softsync
+from deepinsight.trainer.optimizers.softsync.watch import Silence
 
 v1 = tf.compat.v1
 TIMEOUT_S = 60

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from deepinsight.collectors import TraceHook
 from deepinsight.traces import open_run
-from deepinsight.trainer.optimizers.sync_replicas import SyncReplicasOptimizer
+from deepinsight.trainer.optimizers.sync_replicas.optimizer import SyncReplicasOptimizer
 from deepinsight.trainer.optimizers.versions import UpdateCounts
 from tests.trainer.optimizers.sync_workers import (
     ROWS,

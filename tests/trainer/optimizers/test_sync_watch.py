@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepinsight.trainer.optimizers._sync_watch import LOOKS, RoundWait, State
+from deepinsight.trainer.optimizers.sync_replicas.watch import LOOKS, RoundWait, State
 
 
 def state(*, number=5, pushed=(5, 4), live=(1, 1), progress=(2, 1)):

@@ -23,13 +23,13 @@ from typing import Any
 import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Patience
-from deepinsight.trainer.optimizers._stale import read_after
-from deepinsight.trainer.optimizers._sync_accumulators import MeanGradient, summed
-from deepinsight.trainer.optimizers._sync_checks import check_arguments
-from deepinsight.trainer.optimizers._sync_hook import Ops, SyncReplicasHook
-from deepinsight.trainer.optimizers._sync_rounds import Rounds
-from deepinsight.trainer.optimizers._sync_trace import bring
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+from deepinsight.trainer.optimizers.staleness.decision import read_after
+from deepinsight.trainer.optimizers.sync_replicas.accumulators import MeanGradient, summed
+from deepinsight.trainer.optimizers.sync_replicas.checks import check_arguments
+from deepinsight.trainer.optimizers.sync_replicas.hook import Ops, SyncReplicasHook
+from deepinsight.trainer.optimizers.sync_replicas.rounds import Rounds
+from deepinsight.trainer.optimizers.sync_replicas.trace import bring
 from deepinsight.trainer.optimizers.versions import UpdateCounts
 
 v1 = tf.compat.v1

@@ -16,7 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers._stale import (
+from deepinsight.trainer.optimizers._statistics import traceable
+from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+from deepinsight.trainer.optimizers.push import Push
+from deepinsight.trainer.optimizers.staleness.decision import (
     apply_if,
     bring,
     bring_facts,
@@ -25,9 +28,6 @@ from deepinsight.trainer.optimizers._stale import (
     read_after,
     trace_counts,
 )
-from deepinsight.trainer.optimizers._statistics import traceable
-from deepinsight.trainer.optimizers.exchange import GradientAndVariable
-from deepinsight.trainer.optimizers.push import Push
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
 
 v1 = tf.compat.v1

@@ -13,8 +13,8 @@ from deepinsight.trainer.optimizers._apply import (
     check_hyperparameter,
     make_slot,
 )
-from deepinsight.trainer.optimizers._local_copies import group_variables, sum_of_squares
-from deepinsight.trainer.optimizers._round_ops import launch_variable
+from deepinsight.trainer.optimizers.averaging.local_copies import group_variables, sum_of_squares
+from deepinsight.trainer.optimizers.averaging.round_ops import launch_variable
 
 v1 = tf.compat.v1
 SLOT = "block_update"

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members
 from deepinsight.trainer.optimizers._apply import compute_dtype
-from deepinsight.trainer.optimizers._elastic_exchange import Tie, fetch_centers
-from deepinsight.trainer.optimizers._local_copies import sum_of_squares
-from deepinsight.trainer.optimizers._rounds import Rounds
+from deepinsight.trainer.optimizers.averaging.elastic_exchange import Tie, fetch_centers
+from deepinsight.trainer.optimizers.averaging.local_copies import sum_of_squares
+from deepinsight.trainer.optimizers.averaging.rounds import Rounds
 
 Note = Callable[[tf.Tensor, tf.Tensor], tf.Operation]
 

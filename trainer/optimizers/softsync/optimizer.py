@@ -7,19 +7,19 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.optimizers._apply import check_gradient
-from deepinsight.trainer.optimizers._softsync_accumulators import Accumulators, arrived
-from deepinsight.trainer.optimizers._softsync_checks import (
+from deepinsight.trainer.optimizers._statistics import Report, trace, traceable
+from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
+from deepinsight.trainer.optimizers.push import Push
+from deepinsight.trainer.optimizers.softsync.accumulators import Accumulators, arrived
+from deepinsight.trainer.optimizers.softsync.checks import (
     check_base,
     check_graph,
     check_whole,
     checked_step,
     reading,
 )
-from deepinsight.trainer.optimizers._softsync_state import SharedState, trace_push
-from deepinsight.trainer.optimizers._softsync_watch import SoftsyncHook
-from deepinsight.trainer.optimizers._statistics import Report, trace, traceable
-from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
-from deepinsight.trainer.optimizers.push import Push
+from deepinsight.trainer.optimizers.softsync.state import SharedState, trace_push
+from deepinsight.trainer.optimizers.softsync.watch import SoftsyncHook
 from deepinsight.trainer.optimizers.versions import NO_LIMIT, UpdateCounts, Versions
 
 v1 = tf.compat.v1

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from deepinsight.collectors.collection import trace_tensor, traced_tensors
 from deepinsight.traces import stream_name
-from deepinsight.trainer.optimizers._compression_state import Selected, Waiting
 from deepinsight.trainer.optimizers._statistics import traceable
+from deepinsight.trainer.optimizers.compression.state import Selected, Waiting
 
 v1 = tf.compat.v1
 

@@ -6,18 +6,18 @@ from typing import Any
 import tensorflow as tf
 
 from deepinsight.trainer.optimizers._apply import _is_taken
-from deepinsight.trainer.optimizers._kfac_factors import batch_moments, sampled_loss
-from deepinsight.trainer.optimizers._kfac_layers import DenseLayer, check_layers
-from deepinsight.trainer.optimizers._kfac_options import (
+from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+from deepinsight.trainer.optimizers.kfac.factors import batch_moments, sampled_loss
+from deepinsight.trainer.optimizers.kfac.layers import DenseLayer, check_layers
+from deepinsight.trainer.optimizers.kfac.options import (
     check_base,
     check_number,
     check_role,
     check_whole,
 )
-from deepinsight.trainer.optimizers._kfac_precondition import check_gradients, precondition
-from deepinsight.trainer.optimizers._kfac_state import Counters, Schedule, State
-from deepinsight.trainer.optimizers._kfac_trace import trace_state, trace_step
-from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+from deepinsight.trainer.optimizers.kfac.precondition import check_gradients, precondition
+from deepinsight.trainer.optimizers.kfac.state import Counters, Schedule, State
+from deepinsight.trainer.optimizers.kfac.trace import trace_state, trace_step
 
 __all__ = ["DenseLayer", "KFACOptimizer", "sampled_loss"]
 
@@ -47,7 +47,7 @@ class KFACOptimizer(v1.train.Optimizer):
     On a cluster the work can be shared out: a rule with ``role="gradient"`` only multiplies with
     the inverses, where the variables are; other workers run `statistics_op` and `inverse_op` of
     their own optimizer on the same variables. Each goes on while the others are gone. See
-    `deepinsight.trainer.optimizers.kfac_workers`.
+    `deepinsight.trainer.optimizers.kfac.workers`.
 
     State, in checkpoints: slots ``input_covariance``, ``output_covariance``, ``input_inverse`` and
     ``output_inverse`` of the kernels; variables ``<name>/covariance_updates``, ``<name>/steps``

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers._kfac_factors import step_scale
-from deepinsight.trainer.optimizers._kfac_layers import DenseLayer, bring
-from deepinsight.trainer.optimizers._kfac_state import Counters, Schedule, State
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
+from deepinsight.trainer.optimizers.kfac.factors import step_scale
+from deepinsight.trainer.optimizers.kfac.layers import DenseLayer, bring
+from deepinsight.trainer.optimizers.kfac.state import Counters, Schedule, State
 
 
 class Facts(NamedTuple):

@@ -5,7 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers._local_copies import GLOBAL_VARIABLE_NAME, LocalCopiesGetter
+from deepinsight.trainer.optimizers.averaging.local_copies import (
+    GLOBAL_VARIABLE_NAME,
+    LocalCopiesGetter,
+)
 
 v1 = tf.compat.v1
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from deepinsight.collectors.collection import trace_tensor, traced_tensors
 from deepinsight.traces import stream_name
-from deepinsight.trainer.optimizers._elastic_exchange import Tie
 from deepinsight.trainer.optimizers._statistics import traceable
+from deepinsight.trainer.optimizers.averaging.elastic_exchange import Tie
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.versions import NO_LIMIT
 

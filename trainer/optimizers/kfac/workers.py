@@ -23,12 +23,12 @@ import tensorflow as tf
 from deepinsight.collectors.collection import trace_tensor, traced_tensors
 from deepinsight.collectors.graph import closure, fetched_elements
 from deepinsight.trainer.cluster.members import Members, Patience
-from deepinsight.trainer.optimizers._kfac_layers import DenseLayer
-from deepinsight.trainer.optimizers._kfac_options import check_whole
-from deepinsight.trainer.optimizers._kfac_state import Counters
 from deepinsight.trainer.optimizers._statistics import traceable
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
-from deepinsight.trainer.optimizers.kfac import KFACOptimizer
+from deepinsight.trainer.optimizers.kfac.layers import DenseLayer
+from deepinsight.trainer.optimizers.kfac.optimizer import KFACOptimizer
+from deepinsight.trainer.optimizers.kfac.options import check_whole
+from deepinsight.trainer.optimizers.kfac.state import Counters
 from deepinsight.trainer.optimizers.push import Push, push_async
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
 

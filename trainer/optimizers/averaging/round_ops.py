@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members
 from deepinsight.trainer.optimizers._apply import compute_dtype
-from deepinsight.trainer.optimizers._local_copies import (
+from deepinsight.trainer.optimizers.averaging.local_copies import (
     group_variables,
     pack_group,
     read_global,

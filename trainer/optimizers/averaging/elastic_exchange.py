@@ -8,7 +8,7 @@ import tensorflow as tf
 from deepinsight.trainer import kernels
 from deepinsight.trainer.cluster.members import Patience
 from deepinsight.trainer.optimizers._apply import compute_dtype
-from deepinsight.trainer.optimizers._elastic_bytes import carry
+from deepinsight.trainer.optimizers.averaging.elastic_bytes import carry
 
 v1 = tf.compat.v1
 LARGE = 2**20  # bytes from which a variable travels alone: copying it would cost more

@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from deepinsight.collectors.collection import trace_tensor, traced_tensors
 from deepinsight.trainer.cluster.members import Patience
-from deepinsight.trainer.optimizers._clocks import ClockHook, Clocks
 from deepinsight.trainer.optimizers._statistics import traceable
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.push import Push
+from deepinsight.trainer.optimizers.staleness.clocks import ClockHook, Clocks
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
 
 v1 = tf.compat.v1

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Patience
 from deepinsight.trainer.errors import ClusterError
-from deepinsight.trainer.optimizers._round_ops import RoundOps
+from deepinsight.trainer.optimizers.averaging.round_ops import RoundOps
 
 v1 = tf.compat.v1
 START_TIMEOUT_S = 60.0

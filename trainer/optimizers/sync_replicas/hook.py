@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.cluster.watch import START_TIMEOUT_S
-from deepinsight.trainer.optimizers._sync_watch import RoundWait, State
+from deepinsight.trainer.optimizers.sync_replicas.watch import RoundWait, State
 
 v1 = tf.compat.v1
 # What a call meets when its session is closed, or when its server has gone.

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from deepinsight.trainer import kernels
 from deepinsight.trainer.optimizers._apply import Gradient, compute_dtype
-from deepinsight.trainer.optimizers._compression_message import Content, Layout, pack, unpack
-from deepinsight.trainer.optimizers._compression_state import Selected, Waiting
+from deepinsight.trainer.optimizers.compression.message import Content, Layout, pack, unpack
+from deepinsight.trainer.optimizers.compression.state import Selected, Waiting
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from deepinsight.trainer.optimizers._apply import make_slot
-from deepinsight.trainer.optimizers._kfac_factors import average, invert
-from deepinsight.trainer.optimizers._kfac_layers import DenseLayer, bring
+from deepinsight.trainer.optimizers.kfac.factors import average, invert
+from deepinsight.trainer.optimizers.kfac.layers import DenseLayer, bring
 
 v1 = tf.compat.v1
 COVARIANCES = ("input_covariance", "output_covariance")

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers._local_copies import LocalCopiesGetter
+from deepinsight.trainer.optimizers.averaging.local_copies import LocalCopiesGetter
 
 v1 = tf.compat.v1
 # Their weights are a function of the sums that they keep.

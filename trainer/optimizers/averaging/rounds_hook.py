@@ -9,8 +9,8 @@ from deepinsight.collectors.collection import trace_tensor, traced_tensors
 from deepinsight.collectors.graph import closure, fetched_elements, structure_key
 from deepinsight.traces import stream_name
 from deepinsight.trainer.cluster.members import Members, Patience
-from deepinsight.trainer.optimizers._rounds import Rounds
 from deepinsight.trainer.optimizers._statistics import traceable
+from deepinsight.trainer.optimizers.averaging.rounds import Rounds
 
 v1 = tf.compat.v1
 REMEMBERED = 256  # structures of fetches

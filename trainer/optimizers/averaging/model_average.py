@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.optimizers._apply import compute_dtype
-from deepinsight.trainer.optimizers._block_update import (
+from deepinsight.trainer.optimizers.averaging.block_update import (
     RoundUpdate,
     check_block_momentum,
     usual_block_momentum,
 )
-from deepinsight.trainer.optimizers._local_copies import (
+from deepinsight.trainer.optimizers.averaging.local_copies import (
     GLOBAL_VARIABLE_NAME,
     LocalCopiesGetter,
     check_copies,
@@ -28,8 +28,8 @@ from deepinsight.trainer.optimizers._local_copies import (
     read_global,
     sum_of_squares,
 )
-from deepinsight.trainer.optimizers._rounds import Rounds
-from deepinsight.trainer.optimizers._rounds_hook import RoundFacts, RoundsHook
+from deepinsight.trainer.optimizers.averaging.rounds import Rounds
+from deepinsight.trainer.optimizers.averaging.rounds_hook import RoundFacts, RoundsHook
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.versions import NO_LIMIT
 

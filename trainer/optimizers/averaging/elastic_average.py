@@ -8,18 +8,18 @@ from typing import Any
 import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
-from deepinsight.trainer.optimizers._elastic_checks import (
+from deepinsight.trainer.optimizers.averaging.elastic_checks import (
     check_base,
     check_getter,
     learning_rate,
     number,
     whole,
 )
-from deepinsight.trainer.optimizers._elastic_exchange import Exchange, Tie, fetch_centers
-from deepinsight.trainer.optimizers._elastic_getter import ElasticAverageCustomGetter
-from deepinsight.trainer.optimizers._elastic_rounds import make_rounds
-from deepinsight.trainer.optimizers._elastic_saver import swapping_saver
-from deepinsight.trainer.optimizers._elastic_state import (
+from deepinsight.trainer.optimizers.averaging.elastic_exchange import Exchange, Tie, fetch_centers
+from deepinsight.trainer.optimizers.averaging.elastic_getter import ElasticAverageCustomGetter
+from deepinsight.trainer.optimizers.averaging.elastic_rounds import make_rounds
+from deepinsight.trainer.optimizers.averaging.elastic_saver import swapping_saver
+from deepinsight.trainer.optimizers.averaging.elastic_state import (
     NAN,
     OwnState,
     add_penalty,
@@ -28,13 +28,13 @@ from deepinsight.trainer.optimizers._elastic_state import (
     keep_look_ahead,
     with_look_ahead,
 )
-from deepinsight.trainer.optimizers._local_copies import (
+from deepinsight.trainer.optimizers.averaging.local_copies import (
     GLOBAL_VARIABLE_NAME,
     VariableMap,
     check_copies,
 )
-from deepinsight.trainer.optimizers._rounds import Rounds
-from deepinsight.trainer.optimizers._rounds_hook import RoundsHook
+from deepinsight.trainer.optimizers.averaging.rounds import Rounds
+from deepinsight.trainer.optimizers.averaging.rounds_hook import RoundsHook
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 
 __all__ = [

@@ -5,7 +5,7 @@ import tensorflow as tf
 from deepinsight.collectors.collection import trace_tensor, traced_tensors
 from deepinsight.traces import stream_name
 from deepinsight.trainer.optimizers._statistics import traceable
-from deepinsight.trainer.optimizers._sync_rounds import Decided
+from deepinsight.trainer.optimizers.sync_replicas.rounds import Decided
 
 v1 = tf.compat.v1
 

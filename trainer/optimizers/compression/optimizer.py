@@ -14,23 +14,23 @@ from deepinsight.trainer.optimizers._apply import (
     check_gradient,
     check_hyperparameter,
 )
-from deepinsight.trainer.optimizers._compression_checks import (
+from deepinsight.trainer.optimizers.compression.checks import (
     check_pairs,
     check_place,
     rate_of,
     share,
     whole,
 )
-from deepinsight.trainer.optimizers._compression_message import byte_counts
-from deepinsight.trainer.optimizers._compression_send import (
+from deepinsight.trainer.optimizers.compression.message import byte_counts
+from deepinsight.trainer.optimizers.compression.send import (
     Rates,
     apply_rows,
     clip_together,
     dense_bytes,
     send,
 )
-from deepinsight.trainer.optimizers._compression_state import Progress, Waiting
-from deepinsight.trainer.optimizers._compression_trace import Step, trace_step
+from deepinsight.trainer.optimizers.compression.state import Progress, Waiting
+from deepinsight.trainer.optimizers.compression.trace import Step, trace_step
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.push import Push
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions

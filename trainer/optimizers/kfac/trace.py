@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from deepinsight.collectors.collection import trace_tensor, traced_tensors
-from deepinsight.trainer.optimizers._kfac_precondition import Facts
-from deepinsight.trainer.optimizers._kfac_state import Counters, State
 from deepinsight.trainer.optimizers._statistics import traceable
+from deepinsight.trainer.optimizers.kfac.precondition import Facts
+from deepinsight.trainer.optimizers.kfac.state import Counters, State
 
 v1 = tf.compat.v1
 NAN = float("nan")

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from deepinsight.trainer.optimizers._kfac_layers import DenseLayer
+from deepinsight.trainer.optimizers.kfac.layers import DenseLayer
 
 v1 = tf.compat.v1
 DISTRIBUTIONS = ("bernoulli", "categorical", "normal")

@@ -1,0 +1,1 @@
+"""Workers that train on copies of their own, and meet now and then."""

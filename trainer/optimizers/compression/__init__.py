@@ -1,0 +1,1 @@
+"""Gradients of which only the largest elements travel."""

@@ -1,0 +1,1 @@
+"""Gradients scaled by the layers' Kronecker-factored curvature."""

@@ -1,0 +1,1 @@
+"""The server updates after a number of gradients, weighted by their staleness."""

@@ -1,0 +1,1 @@
+"""Synchronous rounds: the mean of the gradients of all who are there."""
