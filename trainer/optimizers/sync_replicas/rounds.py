@@ -123,7 +123,8 @@ class Rounds:
 
         with tf.device(self._home), tf.control_dependencies([arrived]):
             begin_s = tf.timestamp()
-            waiting = self._repeat(undecided, self._ends[worker])
+            with tf.control_dependencies([begin_s]):
+                waiting = self._repeat(undecided, self._ends[worker])
             with tf.control_dependencies([waiting]):
                 waited_us = tf.cast((tf.timestamp() - begin_s) * 1e6, tf.int64)
                 joined = self.make_join(worker)
