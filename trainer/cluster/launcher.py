@@ -3,8 +3,9 @@
 Every process gets the command line of this one and its place in ``TF_CONFIG``, as it would on a
 real cluster. A worker that is killed after its first step is lost, and the others go on. Any other
 death ends the run: that of the chief or a parameter server, and one with an error of its own. So
-do SIGINT, SIGTERM and SIGHUP to the launcher. If the launcher itself is killed, the kernel ends its
-children (`lifetime.die_with_parent`).
+do SIGINT, SIGTERM and SIGHUP to the launcher. Once the chief has ended well the run is complete,
+and no death spoils it. If the launcher itself is killed, the kernel ends its children
+(`lifetime.die_with_parent`).
 """
 
 import json
@@ -72,7 +73,8 @@ def launch(
         ps: Number of parameter servers, >= 1.
         workers: Number of workers, >= 1.
         report: Takes the processes' events.
-        expendable: Whether the run goes on without a worker that was killed.
+        expendable: Whether the run goes on without a worker that was killed; if not, the other
+            workers serve the chief.
 
     Raises:
         ClusterError: If a process died that the others need; the message says which and shows the
@@ -105,7 +107,7 @@ def launch(
             word = signal.SIGTERM
             raise
         finally:
-            _end(children, word)
+            _end(children, word, expendable=expendable)
 
 
 def _reserve_port(stack: ExitStack) -> str:
@@ -213,14 +215,16 @@ class _Vigil:
         return True, bool(chunk)
 
     def _mourn(self, ended: Sequence[tuple[_Child, int | None]]) -> None:
+        complete = _chief_ended_well(ended)
         for child, status in ended:
             if status in (None, 0) or child.name in self._lost:
                 continue
             begun = child.name in self._began - {CHIEF}
-            if status > 0 or not begun or not self._expendable:
+            if not complete and (status > 0 or not begun or not self._expendable):
                 raise ClusterError(_obituary(child, status))
             self._lost.add(child.name)
-            self._report({"kind": "lost", "process": child.name, "how": _death(status)})
+            how = _death(status) + (f" (see {child.log})" if status > 0 else "")
+            self._report({"kind": "lost", "process": child.name, "how": how})
 
     def _is_overdue(self, ended: Sequence[tuple[_Child, int | None]]) -> bool:
         """Whether the servers have stopped, and some worker has not for too long."""
@@ -229,9 +233,13 @@ class _Vigil:
         self._stopped_s = self._stopped_s or time.monotonic()
         if time.monotonic() - self._stopped_s < END_TIMEOUT_S:
             return False
-        if not self._expendable or (CHIEF, 0) not in {(c.name, status) for c, status in ended}:
+        if not self._expendable or not _chief_ended_well(ended):
             raise ClusterError(_overdue(ended))
         return True
+
+
+def _chief_ended_well(ended: Sequence[tuple[_Child, int | None]]) -> bool:
+    return (CHIEF, 0) in {(child.name, status) for child, status in ended}
 
 
 def _death(status: int) -> str:
@@ -267,10 +275,11 @@ def _tail(path: Path) -> str:
     return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
 
 
-def _end(children: Sequence[_Child], word: signal.Signals) -> None:
-    """Tell what is left to end: workers first, so that they can save, then parameter servers."""
-    for job, patience_s in (("worker", GRACE_S + 1.5), ("ps", 0.5)):
-        mine = [child for child in children if child.job == job]
+def _end(children: Sequence[_Child], word: signal.Signals, *, expendable: bool) -> None:
+    """Tell what is left to end: who trains first, so that it can save, then those who serve it."""
+    trains = [c for c in children if c.job == "worker" and (expendable or c.name == CHIEF)]
+    serves = [child for child in children if child not in trains]
+    for mine, patience_s in ((trains, GRACE_S + 1.5), (serves, 0.5)):
         for child in mine:
             if child.process.poll() is None:
                 child.process.send_signal(word)
