@@ -207,6 +207,30 @@ def test_signs_of_life_are_rare(cluster):
     assert worker.look().progress[0] == before
 
 
+def test_who_arrives_in_time_is_not_late_if_the_round_ends_before_it_looks(cluster, monkeypatch):
+    place, may_look = Place(cluster), threading.Event()
+    may_look.set()
+
+    def arrive_slowly(members, worker, arrive=Members.arrive):
+        arrived = arrive(members, worker)
+        if worker == 0:
+            return arrived
+        with tf.device(members.live.device), tf.control_dependencies([arrived]):
+            waited = tf.numpy_function(lambda: may_look.wait(TIMEOUT_S), [], tf.bool)
+            return tf.group(waited)
+
+    monkeypatch.setattr(Members, "arrive", arrive_slowly)
+    first, second = (Turns(place, index).begin() for index in range(2))
+    may_look.clear()
+    turn = second.background(6)
+    try:
+        assert first.turn(2) == (True, False, pytest.approx(0, abs=TIMEOUT_S))
+    finally:
+        may_look.set()
+    assert turn().late is False
+    assert second.have() == first.have() == 4
+
+
 def test_a_lock_whose_owner_died_is_taken_over(cluster):
     workers = [worker.begin() for worker in start(cluster, 3, timeout_s=0.4)]
     dead = workers[2]

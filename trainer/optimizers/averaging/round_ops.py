@@ -149,6 +149,7 @@ class RoundOps:
         values: Sequence[tf.Tensor | tf.Variable],
         after_push: Callable[[], tf.Operation] | None,
     ) -> tf.Tensor:
+        """The round that the values have come into, and a look thereafter."""
         packed = [pack_group(group, values) for group in self._groups]
         with tf.control_dependencies(packed):
             done = [after_push()] if after_push is not None else []
@@ -159,13 +160,16 @@ class RoundOps:
                 wide = tf.cast(vector, compute_dtype(group.dtype))
                 done.append(accumulator.apply_grad(wide, local_step=self._expected))
         with tf.device(self._home), tf.control_dependencies(done):
+            # Read before: with the arrival the round may end before the look is made.
+            found = tf.expand_dims(self._round.read_value(), 0)
+        with tf.device(self._home), tf.control_dependencies([found]):
             arrived = tf.raw_ops.ResourceScatterUpdate(
                 resource=self._arrived.handle,
                 indices=tf.constant([self._worker], tf.int64),
                 updates=tf.expand_dims(self._expected + 1, 0),
             )
             with tf.control_dependencies([arrived, self._members.arrive(self._worker)]):
-                return self._make_look()
+                return tf.concat([found, self._make_look()], axis=0)
 
     def _make_finish(self, finish: Finish) -> None:
         with tf.device(self._home):

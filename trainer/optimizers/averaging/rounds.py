@@ -109,9 +109,9 @@ class Rounds(RoundOps):
         if self.round is None:
             return Outcome(False, False, 0.0)
         began_s = time.monotonic()
-        status = self._status(session.run(self._push, {self._expected: self.round}))
-        late = status.round != self.round
-        status = self._wait(session, status, patience)
+        found, *look = session.run(self._push, {self._expected: self.round})
+        late = bool(found != self.round)
+        status = self._wait(session, self._status(np.array(look)), patience)
         waited_s = time.monotonic() - began_s
         if status.round == self.round:
             return Outcome(False, late, waited_s)
