@@ -254,7 +254,13 @@ def test_variables_and_centers_go_where_1_15_put_them():
         with tf.device(setter), tf.variable_scope("", custom_getter=ea_custom):
             v = tf.get_variable(initializer=[1, 2], name="v")
             w = tf.get_variable(initializer=[2, 1], name="w")
-        assert v.device == w.device == "/job:worker/task:0"
+            local = tf.get_variable(
+                "seen", initializer=0, trainable=False, collections=["local_variables"]
+            )
+            shared = tf.get_variable("shared", initializer=0, trainable=False)
+        assert v.device == w.device == local.device == "/job:worker/task:0"
+        assert shared.device.startswith("/job:ps")
+        assert local not in ea_custom.global_variables
         assert ea_custom._global_map[v].device == "/job:ps/task:0"
         assert ea_custom._global_map[w].device == "/job:ps/task:1"
 

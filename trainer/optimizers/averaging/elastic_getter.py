@@ -21,7 +21,8 @@ class ElasticAverageCustomGetter(LocalCopiesGetter):
     centre, ``global_center_variable/<name>``, is placed by the device scope around, in general a
     `tf.compat.v1.train.replica_device_setter`, and belongs to GLOBAL_VARIABLES: it is what
     checkpoints hold. Of a partitioned variable, each part has a centre. All of them are resource
-    variables. Other variables are left as they are.
+    variables. Other variables of the collection LOCAL_VARIABLES are made on the worker, too; what
+    remains is left as it is.
 
     Args:
         worker_device: Device of this worker, such as ``"/job:worker/task:1"``.
@@ -54,6 +55,9 @@ class ElasticAverageCustomGetter(LocalCopiesGetter):
         **kwargs: Any,
     ) -> Any:
         """Make a variable, or find it again; see the class."""
+        if trainable is False and v1.GraphKeys.LOCAL_VARIABLES in (collections or ()):
+            with tf.device(self.worker_device):
+                return super().__call__(getter, name, trainable, collections, *args, **kwargs)
         if kwargs.get("partitioner") is None or trainable is False:
             return super().__call__(getter, name, trainable, collections, *args, **kwargs)
         own = [c for c in collections or () if c != v1.GraphKeys.GLOBAL_VARIABLES]
