@@ -175,8 +175,9 @@ def summary(
     mine = " of this worker; the other workers' figures are in the trace" if alone else ""
     pushes = sum(d["pushes"] for d in done)
     if pushes:
-        steps = max(d["last_step"] for d in done) - min(d["first_step"] for d in done)
-        seconds = max(d["last_time_s"] for d in done) - min(d["first_time_s"] for d in done)
+        stepped = [d for d in done if d["last_time_s"]]  # who came too late has made no step
+        steps = max(d["last_step"] for d in stepped) - min(d["first_step"] for d in stepped)
+        seconds = max(d["last_time_s"] for d in stepped) - min(d["first_time_s"] for d in stepped)
         said = [f"{steps / seconds:.0f} steps/s"] if seconds > 0 else []
         ages = [d["staleness_sum"] for d in done if d["staleness_sum"] is not None]
         if ages:

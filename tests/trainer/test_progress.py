@@ -42,6 +42,16 @@ def test_figures_of_one_worker_are_not_given_out_as_the_run_s():
     assert f"{line} of this worker; the other workers' figures are in the trace" in alone
 
 
+def test_a_worker_that_came_too_late_for_a_step_counts_in_no_rate():
+    late = {
+        **DONE, "process": "worker-1", "pushes": 0, "first_step": 0, "last_step": 0,
+        "first_time_s": 0.0, "last_time_s": 0.0, "staleness_sum": None,
+    }  # fmt: skip
+    first = {**DONE, "first_time_s": 1e9, "last_time_s": 1e9 + 9.9}
+    line = "10 steps/s, mean staleness 0.50 updates over 70 pushes"
+    assert line in words(first, late)[1]
+
+
 def test_a_loss_that_is_no_number_is_warned_of():
     warned = [any("WARNING: the loss" in line for line in words(*events)[1]) for events in (
         [DONE],

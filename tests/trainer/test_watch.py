@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from deepinsight.trainer.cluster import watch as watching
 from deepinsight.trainer.cluster.watch import Watch, answers, appear, watch_others
 
 
@@ -46,6 +47,19 @@ def test_a_process_that_answered_and_is_silent_is_lost(listening):
     watch.look()
     assert watch.lost == ["ps-0"]
     assert watch.describe(watch.lost) == f"ps-0 ({name})"
+
+
+def test_who_answers_is_not_lost_while_others_keep_the_watch_waiting(monkeypatch):
+    def asked(address, timeout_s=2.0):
+        time.sleep(0.0 if address == "here" else 0.1)
+        return address == "here"
+
+    monkeypatch.setattr(watching, "answers", asked)
+    addresses = {"worker-1": "here", "worker-2": "a", "worker-3": "b"}
+    watch = Watch(addresses, lost_after_s=0.15)
+    watch.expect_all()
+    watch.look()
+    assert watch.lost == ["worker-2", "worker-3"]
 
 
 def test_a_loss_is_told_once(listening):

@@ -38,12 +38,16 @@ class Watch:
     def __init__(self, addresses: Mapping[str, str], lost_after_s: float = LOST_AFTER_S) -> None:
         self._addresses, self._lost_after_s = dict(addresses), lost_after_s
         self._answered_s: dict[str, float] = {}
+        self._silent: set[str] = set(addresses)  # at the last look
 
     def look(self) -> None:
         """Ask every process for a connection."""
         for name, address in self._addresses.items():
             if answers(address):
                 self._answered_s[name] = time.monotonic()
+                self._silent.discard(name)
+            else:
+                self._silent.add(name)
 
     def expect_all(self) -> None:
         """Take every process for one that has answered: it is known to be there."""
@@ -55,9 +59,13 @@ class Watch:
 
     @property
     def lost(self) -> list[str]:
-        """The processes that have answered, and are silent for too long now."""
+        """The processes that have answered, and are silent for too long now.
+
+        A look at silent machines takes seconds; who has answered in it is not lost meanwhile.
+        """
         now = time.monotonic()
-        return [n for n, s in self._answered_s.items() if now - s > self._lost_after_s]
+        silent = [(n, s) for n, s in self._answered_s.items() if n in self._silent]
+        return [name for name, since_s in silent if now - since_s > self._lost_after_s]
 
     def describe(self, names: Sequence[str]) -> str:
         """The processes with their addresses, for a message."""
