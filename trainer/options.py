@@ -15,6 +15,7 @@ from deepinsight.trainer.synchronization import (
     SETTINGS,
     SYNCHRONIZATIONS,
     TOGETHER,
+    check_restores,
     check_rule,
     settle,
 )
@@ -234,6 +235,12 @@ class Options:
                 f"--synchronization {self.synchronization} keeps the shared model on a parameter "
                 f"server: it needs --ps >= 1. Received: --ps 0."
             )
+        if (self.communication_period or 0) > (self.steps or math.inf):
+            raise OptionError(
+                f"--communication-period must be <= --steps ({self.steps}), or the workers never "
+                f"exchange anything and the shared model is never trained. Received: "
+                f"{self.communication_period}."
+            )
         if (self.replicas_to_aggregate or 0) > self.workers:
             raise OptionError(
                 f"--replicas-to-aggregate must be <= --workers ({self.workers}); the workers "
@@ -324,16 +331,18 @@ class Options:
 
         Returns:
             Arguments for `Options`. ``--steps`` and ``--epochs`` go together: one that is given
-            replaces both. Settings of a synchronization are taken over with it;
-            ``--replicas-to-aggregate`` only where it was less than all.
+            replaces both. Settings of a synchronization are taken over with it; those whose
+            default follows the number of workers only where they were something else.
         """
         names = {field.name for field in dataclasses.fields(Options)}
         taken = {name: value for name, value in config.items() if name in names}
         if {"steps", "epochs"} & set(given):
             taken |= {"steps": None, "epochs": None}
-        if taken.get("replicas_to_aggregate") == taken.get("workers"):
-            taken["replicas_to_aggregate"] = None
         before = taken.get("synchronization")
+        for name, setting in SETTINGS.items():
+            default = setting.of.get(before)
+            if callable(default) and taken.get(name) == default(taken["workers"]):
+                taken[name] = None
         if given.get("synchronization", before) != before:
             taken |= dict.fromkeys((*SETTINGS, "placement"))
             taken["replication"] = "between-graph"
@@ -347,7 +356,7 @@ class Options:
         return [
             f"{_flag(name)} was {_shown(config[name])}, is {_shown(value)} now"
             for name, value in self.config().items()
-            if name in config and config[name] != value
+            if name in config and config[name] != value and name != "samples_per_step"
         ]
 
     def check_resumes(self, config: dict[str, Any]) -> None:
@@ -357,7 +366,8 @@ class Options:
             config: `Run.config` of the run to continue.
 
         Raises:
-            OptionError: If the model or the data differ; the message names the option.
+            OptionError: If the model or the data differ, or the checkpoint lacks what the
+                synchronization keeps; the message names the option.
         """
         mine = self.config()
         for name in (*MODEL_OPTIONS, *DATA_OPTIONS):
@@ -367,6 +377,7 @@ class Options:
                     f"{_shown(config[name])} in {self.run_dir}. Received: {_shown(mine[name])}. "
                     f"Give the same value, or start a new run in another --run-dir."
                 )
+        check_restores(self.synchronization, config.get("synchronization", self.synchronization))
         if self.optimizer == "dc-asgd-adaptive" and config.get("workers") != self.workers:
             raise OptionError(
                 f"--resume of --optimizer dc-asgd-adaptive needs as many --workers as before, "

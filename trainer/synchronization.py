@@ -34,6 +34,13 @@ ALONE = ("async", "drop-stale", "softsync", "gradient-compression", "kfac")
 # With kernels of this project on the parameter servers or the workers.
 KERNELS = ("softsync", "block-momentum", "elastic-average", "gradient-compression")
 REPLICATIONS = ("between-graph", "in-graph")
+# What a checkpoint has beside the global step; that of the others has the weights.
+CHECKPOINTS = {
+    "model-average": {"averages"},
+    "block-momentum": {"averages", "block updates"},
+    "elastic-average": {"averages"},
+    "kfac": {"weights", "covariances"},
+}
 
 
 @dataclass(frozen=True)
@@ -220,3 +227,22 @@ def check_rule(synchronization: str, optimizer: str, compensated: bool) -> None:
                 f"--optimizer {optimizer} and --synchronization {synchronization} do not go "
                 f"together: {reason}"
             )
+
+
+def check_restores(synchronization: str, saved: str) -> None:
+    """Check that a run can go on with another synchronization than its checkpoint's.
+
+    Args:
+        synchronization: The value of ``--synchronization`` now.
+        saved: That of the run that was saved.
+
+    Raises:
+        OptionError: If the checkpoint lacks variables.
+    """
+    missing = CHECKPOINTS.get(synchronization, {"weights"}) - CHECKPOINTS.get(saved, {"weights"})
+    if missing:
+        raise OptionError(
+            f"--resume with --synchronization {synchronization} needs a checkpoint with "
+            f"{' and '.join(sorted(missing))}, which one of --synchronization {saved} does not "
+            f"have. Resume with --synchronization {saved}, or start a new run in another --run-dir."
+        )

@@ -124,6 +124,7 @@ def test_a_resumed_run_takes_over_what_is_not_given():
     assert (more.batch_size, more.workers, more.replicas_to_aggregate) == (7, 4, 4)
     assert (more.steps, more.epochs) == (None, 2)
     assert "--workers was 3, is 4 now" in more.differences(config)
+    assert not any("samples" in line for line in more.differences(config))  # no option
     alone = Options(**Options.taken_over({"run_dir": "r", "synchronization": "async"}, config))
     assert alone.replicas_to_aggregate is None
 

@@ -37,6 +37,8 @@ def test_a_setting_of_another_synchronization_is_refused(name):
         ("softsync", {"splits": 3}, r"--splits must be <= --workers \(2\)"),
         ("softsync", {"staleness_weighting": "some"}, "must be inverse or none. Received: some"),
         ("model-average", {"communication_period": 0}, "--communication-period must be >= 1"),
+        ("model-average", {"steps": 99}, r"--communication-period must be <= --steps \(99\)"),
+        ("elastic-average", {"steps": 9}, r"or the workers never exchange .* Received: 10\."),
         ("model-average", {"ps": 0, "workers": 1}, "it needs --ps >= 1. Received: --ps 0"),
         ("block-momentum", {"block_momentum": 1.0}, "--block-momentum must be >= 0 and < 1"),
         ("elastic-average", {"moving_rate": float("nan")}, "--moving-rate must be > 0 and <= 1"),
@@ -108,6 +110,39 @@ def test_a_resumed_run_takes_the_settings_over_with_the_synchronization():
     assert (same.synchronization, same.staleness_bound) == ("bounded", 7)
     other = Options(**Options.taken_over({"run_dir": "r", "synchronization": "softsync"}, config))
     assert (other.staleness_bound, other.splits) == (None, 1)
+
+
+def test_what_follows_the_number_of_workers_is_not_taken_over():
+    config = options(synchronization="block-momentum", workers=2).config()
+    more = {"run_dir": "r", "workers": 4}
+    assert Options(**Options.taken_over(more, config)).block_momentum == 0.75
+    config = options(synchronization="block-momentum", workers=2, block_momentum=0.6).config()
+    assert Options(**Options.taken_over(more, config)).block_momentum == 0.6
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "lacks"),
+    [
+        ("model-average", "async", "averages"),
+        ("async", "elastic-average", "weights"),
+        ("block-momentum", "model-average", "block updates"),
+        ("kfac", "async", "covariances"),
+    ],
+)
+def test_resume_needs_the_variables_of_the_synchronization(now, before, lacks):
+    config = options(synchronization=before, optimizer="sgd").config()
+    with pytest.raises(OptionError, match=rf"needs a checkpoint with {lacks}.* {before} does not"):
+        options(synchronization=now, optimizer="sgd").check_resumes(config)
+
+
+@pytest.mark.parametrize(
+    ("now", "before"),
+    [("sync", "async"), ("softsync", "gradient-compression"), ("elastic-average", "block-momentum"),
+     ("async", "kfac")],
+)  # fmt: skip
+def test_resume_goes_on_with_another_synchronization_of_the_same_variables(now, before):
+    config = options(synchronization=before, optimizer="sgd").config()
+    options(synchronization=now, optimizer="sgd").check_resumes(config)
 
 
 def test_the_command_line_knows_every_setting():
