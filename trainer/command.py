@@ -331,6 +331,7 @@ def _prepare(options: Options) -> None:
     """Compile the kernels that the run needs, if they are new on this machine."""
     if options.optimizer in known.KERNELS or options.synchronization in KERNELS:
         _quiet()
+        _import("tensorflow")
         kernels.ops()
 
 

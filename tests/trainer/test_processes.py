@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from deepinsight.traces import open_run
+from deepinsight.trainer.cluster.launcher import NOTES
 
 from .conftest import COMMAND, SMALL, clean_environment
 
@@ -357,6 +358,13 @@ def test_a_line_that_cannot_be_trained_on_ends_the_run_as_crashed(train, tmp_pat
     assert done.returncode == 1
     assert "day.tsv, line 31: a line must have 40 tab-separated fields" in done.stderr
     assert open_run(tmp_path / "run").status == "crashed"
+
+
+def test_the_kernels_of_a_rule_bring_no_notes_of_tensorflow(train, tmp_path):
+    arguments = ["--ps", 0, "--workers", 1, "--steps", 2, "--optimizer", "lars", *SMALL]
+    done = train("--run-dir", tmp_path / "run", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stderr.splitlines() if NOTES.match(line)]
 
 
 def test_help_needs_no_tensorflow(train):
