@@ -63,6 +63,7 @@ def register_follow(app: Dash, folder: Path, ids: Any) -> None:
         State(ids.VERSION, "data"),
         State(ids.RUN, "options"),
         prevent_initial_call=True,
+        running=[(Output(ids.TICK, "disabled"), True, False)],  # see the page of all runs
     )(functools.partial(follow, folder))
 
 
@@ -128,7 +129,7 @@ def without_folder(text: str, folder: Path) -> str:
 
 def run_banner(summary: RunSummary, name: str = "") -> list[Component]:
     """One line about a run, with its name if it is given, and a line for each of its warnings."""
-    what = [summary.setting(name) for name in ("model", "optimizer", "synchronization")]
+    what = [summary.setting("model"), summary.setting("optimizer"), summary.synchronized]
     facts = [
         *(part for part in what if part),
         f"{len(summary.processes)} process{'' if len(summary.processes) == 1 else 'es'}",

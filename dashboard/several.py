@@ -85,6 +85,7 @@ def register_follow_runs(app: Dash, folder: Path, ids: Any) -> None:
         State(ids.VERSION, "data"),
         State(ids.RUNS, "options"),
         prevent_initial_call=True,
+        running=[(Output(ids.TICK, "disabled"), True, False)],  # see the page of all runs
     )(functools.partial(follow_runs, folder))
 
 

@@ -117,7 +117,8 @@ def _draw(
     unit = escape(unit_words(panel.unit))
     axis.title.text = f"{unit} (log scale)" if panel.logarithmic else unit
     axis.type = "log" if panel.logarithmic else "linear"
-    axis.rangemode = "tozero" if panel.whole else "normal"
+    still = panel.smallest == panel.largest > 0  # else the axis would be 2 wide around it
+    axis.rangemode = "tozero" if panel.whole or still else "normal"
     axis.nticks = 5
     axis.exponentformat = "SI" if panel.unit == "bytes" else "power"
     for line in panel.lines:

@@ -189,7 +189,8 @@ def _panel(
         for rows in of_run:
             at = clocks[key].place(rows)
             for entry, column in _columns(rows, entries):
-                line = make_series(entry or rows.process, at, column)
+                first = _first(column)
+                line = make_series(entry or rows.process, at[first:], column[first:])
                 lines.append(OptimizerLine(key, rows.process, entry, line))
                 values.append(column[np.isfinite(column)])
     finite = np.concatenate(values)
@@ -207,6 +208,12 @@ def _panel(
         largest=float(finite.max()) if finite.size else float("nan"),
         whole=bool(finite.size and np.all(finite >= 0) and np.all(finite == np.floor(finite))),
     )
+
+
+def _first(values: Floats) -> int:
+    """Where a line begins: NaN before the first value says that there is none yet."""
+    told = np.flatnonzero(~np.isnan(values))
+    return int(told[0]) if told.size else 0
 
 
 def _columns(rows: Rows, entries: Sequence[str]) -> list[tuple[str, Floats]]:
@@ -262,8 +269,9 @@ _FIRST = (
     "gradients_per_update",
 )
 _ADVICE = (
-    "deepinsight train records it, depending on --synchronization (sync, model-average, …) and "
-    "--optimizer (lars, dc-asgd, boosted-adam, …). Your own optimizer offers a number with "
+    "Staleness has figures of its own. deepinsight train records more under most values of "
+    "--synchronization (sync, model-average, …) and of --optimizer (lars, dc-asgd, boosted-adam, "
+    "…). Your own optimizer offers a number with "
     'deepinsight.trace_tensor("optimizer/<quantity>", tensor) or "sync/<quantity>", and the '
     "session hook records it."
 )

@@ -100,8 +100,10 @@ def tabulate_optimizer_totals(totals: OptimizerTotals) -> Table | None:
     ]
     names = [(worker.run, worker.worker) for worker in totals.workers]
     cells = zip(*(texts for _, texts in columns), strict=True)
+    heads = {head for head, _ in columns}
+    told = [text for text, of in _CAPTIONS.items() if heads & set(of)]
     return Table(
-        _CAPTION,
+        f"Per worker, as last recorded: {', '.join(told)}",
         ("Run", "Worker", *(head for head, _ in columns)),
         tuple((*name, *row) for name, row in zip(names, cells, strict=True)),
     )
@@ -135,10 +137,14 @@ def _ratio(worker: WorkerTotals) -> float:
 
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
-_CAPTION = (
-    "Per worker, as last recorded: gradients of which it is known whether they were accepted, "
-    "bytes of all pushes, mean of the recorded waits for others"
-)
+#: What stands above the table, and the columns that it is about.
+_CAPTIONS = {
+    "gradients of which it is known whether they were accepted": (
+        "Pushed", "Accepted", "Dropped", "Dropped (%)",
+    ),
+    "bytes of all pushes": ("Sent", "Uncompressed", f"Compression ({TIMES})"),
+    "mean of the recorded waits for others": ("Mean wait (ms)",),
+}  # fmt: skip
 _STREAMS: dict[str, tuple[str, Callable[[np.ndarray], float]]] = {
     "accepted": ("sync/accepted_gradients", lambda counts: float(gains(counts).sum())),
     "dropped": ("sync/dropped_gradients", lambda counts: float(gains(counts).sum())),

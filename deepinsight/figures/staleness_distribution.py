@@ -155,16 +155,24 @@ def no_staleness(run: Run) -> str:
             "This run is synchronous: every gradient is applied to the weights it was computed "
             "on, so none is stale."
         )
-    if synchronization in _ON_COPIES:
-        return (
-            "Each worker of this run applies its gradients to a copy of its own, so none is stale. "
-            "What the optimizer recorded of itself tells how far the copies are apart."
-        )
+    if steps_alone(run):
+        return LOCAL_STEPS
     return (
         "This run records no staleness. The asynchronous trainer records it for every push; "
         "an own training loop records it with deepinsight.probes.Staleness."
     )
 
+
+def steps_alone(run: Run) -> bool:
+    """Whether each worker steps on a copy of its own."""
+    return run.config.get("synchronization") in _ON_COPIES
+
+
+#: Why a run of workers that step alone has no staleness.
+LOCAL_STEPS = (
+    "Each worker of this run applies its gradients to a copy of its own, so none is stale. "
+    "What the optimizer recorded of itself tells how far the copies are apart."
+)
 
 #: Values of ``--synchronization`` with which workers step alone.
 _ON_COPIES = ("model-average", "block-momentum", "elastic-average")

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 
 from deepinsight.figures._series import Floats, read_rows
 from deepinsight.figures._theme import colour, empty_figure, escape, new_figure, short
+from deepinsight.figures.staleness_distribution import LOCAL_STEPS, steps_alone
 from deepinsight.traces import Run
 
 
@@ -38,7 +39,8 @@ def compute_staleness_variables_info(run: Run) -> StalenessVariablesInfo:
     found = [rows for rows in read_rows(run, "staleness/variables") if rows.labels]
     variables = tuple(dict.fromkeys(label for rows in found for label in rows.labels))
     if not variables:
-        return StalenessVariablesInfo(run.name, reason=_NOT_RECORDED)
+        reason = LOCAL_STEPS if steps_alone(run) else _NOT_RECORDED
+        return StalenessVariablesInfo(run.name, reason=reason)
     means = np.full((len(found), len(variables)), np.nan)
     for number, rows in enumerate(found):
         finite = np.isfinite(rows.values)

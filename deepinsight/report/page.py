@@ -91,10 +91,11 @@ def summary_facts(summary: RunSummary) -> dict[str, str | Sequence[str]]:
         ("Optimizer", "optimizer"),
         ("Learning rate", "learning_rate"),
         ("Batch size", "batch_size"),
-        ("Synchronization", "synchronization"),
     ):
         if text := summary.setting(key):
             facts[label] = text
+    if summary.synchronized:
+        facts["Synchronization"] = summary.synchronized
     facts["Processes"] = [f"{name} ({status})" for name, status in summary.processes] or "none"
     facts["Started"] = _moment(summary.created_time_s)
     facts["Duration"] = _number(summary.duration_s, " s")

@@ -75,6 +75,16 @@ class RunSummary:
         value = self.config.get(name)
         return "" if value is None else str(value)
 
+    @property
+    def synchronized(self) -> str:
+        """How gradients meet, with its settings: ``model-average (communication period 20)``."""
+        way = self.setting("synchronization")
+        said = [_words(name, self.config.get(name)) for name in _SETTINGS]
+        if self.config.get("replication") == "in-graph":
+            said.insert(0, "in-graph")
+        told = ", ".join(text for text in said if text)
+        return f"{way} ({told})" if way and told else way
+
     def latest_of(self, stream: str) -> LatestValue | None:
         """The newest value of one stream, or None."""
         return next((value for value in self.latest if value.stream == stream), None)
@@ -103,6 +113,16 @@ def summarise_run(run: Run) -> RunSummary:
         samples_per_second=_rate(run) if _RATE in names else float("nan"),
         warnings=tuple(run.warnings),
     )
+
+
+def _words(name: str, value: object) -> str:
+    """A setting in words; empty where it is not set."""
+    words = name.replace("_", " ")
+    if value is True:
+        return words
+    if isinstance(value, float):
+        return f"{words} {value:g}"
+    return f"{words} {value}" if isinstance(value, int | str) and value is not False else ""
 
 
 def _telling(names: Sequence[str]) -> list[str]:
@@ -146,3 +166,12 @@ def _duration(run: Run, rows: Sequence[TraceArray]) -> float:
     # No end was written: the newest row tells how far it came.
     newest = [float(row.wall_times_s[-1]) for row in rows if len(row.steps)]
     return max([*newest, *starts]) - begin
+
+
+#: Settings of the ways to synchronize, as `deepinsight train` records them.
+_SETTINGS = (
+    "replicas_to_aggregate", "staleness_bound", "splits", "staleness_weighting",
+    "communication_period", "block_momentum", "block_learning_rate", "block_nesterov",
+    "moving_rate", "synchronous_exchange", "sparsity", "warm_up_steps", "clip_norm",
+    "damping", "covariance_decay", "inverse_every", "burn_in", "norm_constraint", "placement",
+)  # fmt: skip

@@ -5,6 +5,8 @@ import time
 import pytest
 
 from deepinsight.dashboard import create_app
+from deepinsight.dashboard.pages.runs import callbacks as runs_page
+from deepinsight.dashboard.parts import TICK_MS
 from deepinsight.report import write_report
 from deepinsight.traces import TraceWriter
 
@@ -392,3 +394,19 @@ def test_the_app_keeps_its_assets_at_home(runs_folder):
         assert f"/assets/{name}" in page
         with client.get(f"/assets/{name}") as response:
             assert response.status_code == 200
+
+
+def test_a_table_that_takes_longer_than_a_tick_arrives(browser, serve, tmp_path, monkeypatch):
+    """Many runs on a busy machine: no tick may end the call that is under way."""
+    with TraceWriter(tmp_path / "slow", "main") as writer:
+        writer.record("train/loss", 0.5, step=1)
+    read = runs_page.summary_or_reason
+
+    def slowly(folder, key):
+        time.sleep(1.5 * TICK_MS / 1000)
+        return read(folder, key)
+
+    monkeypatch.setattr(runs_page, "summary_or_reason", slowly)
+    browser.get(serve(tmp_path))
+    cells = "return document.querySelector('table.runs')?.innerText || ''"
+    wait_until(lambda: "slow" in browser.execute_script(cells), "the table", seconds=30)

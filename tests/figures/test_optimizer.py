@@ -321,3 +321,20 @@ def test_the_users_zoom_ends_where_the_panels_change(record):
         )
     }
     assert len(revisions) == 3
+
+
+def test_nan_before_the_first_value_is_no_value_yet(record):
+    panel = compute_optimizer_info({"r": record(scalar(values=(np.nan, np.nan, 2.0, np.nan)))})
+    line = panel.panels[0].lines[0].series
+    np.testing.assert_array_equal(line.x, [20, 30])
+    assert panel.panels[0].non_finite == 1
+    never = compute_optimizer_info({"r": record(scalar(values=(np.nan, np.nan)), name="b")})
+    assert never.panels[0].non_finite == 2
+
+
+def test_an_axis_of_what_stands_still_begins_at_zero(record):
+    still = plot_optimizer(compute_optimizer_info({"r": record(scalar(values=(0.03, 0.03)))}))
+    assert still.layout.yaxis.rangemode == "tozero"
+    moves = record(scalar(values=(0.03, 0.04)), name="b")
+    figure = plot_optimizer(compute_optimizer_info({"r": moves}))
+    assert figure.layout.yaxis.rangemode == "normal"

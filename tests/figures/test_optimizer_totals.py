@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from deepinsight.figures import compute_optimizer_totals, tabulate_optimizer_totals
+from deepinsight.figures.optimizer_totals import OptimizerTotals, WorkerTotals
 from deepinsight.traces import TraceWriter, open_run
 
 
@@ -80,3 +81,10 @@ def test_without_any_there_is_no_table(open_example, record):
     assert tabulate_optimizer_totals(compute_optimizer_totals({"k": open_example("keras")})) is None
     vector = record(lambda writer: writer.record("sync/total_bytes_sent", np.ones(3), step=0))
     assert compute_optimizer_totals({"v": vector}).workers == ()
+
+
+def test_the_caption_tells_of_the_columns_shown():
+    """Only waits: nothing is said of gradients or bytes."""
+    totals = OptimizerTotals((WorkerTotals("r", "worker-0", wait_s=0.5),))
+    told = "Per worker, as last recorded: mean of the recorded waits for others"
+    assert tabulate_optimizer_totals(totals).caption == told

@@ -144,5 +144,6 @@ def test_a_synchronous_run_explains_that_nothing_is_stale(open_example):
 
 @pytest.mark.parametrize("name", ["model-average", "block-momentum", "elastic-average"])
 def test_a_run_of_local_steps_explains_that_nothing_is_stale(record, name):
-    info = compute_staleness_distribution_info(record(config={"synchronization": name}))
-    assert "a copy of its own, so none is stale" in info.reason
+    run = record(config={"synchronization": name})
+    for compute in (compute_staleness_distribution_info, compute_staleness_variables_info):
+        assert "a copy of its own, so none is stale" in compute(run).reason

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from deepinsight.report import summarise_run
+from deepinsight.report.summary import RunSummary
 from deepinsight.traces import TraceWriter, open_run
 
 
@@ -67,3 +68,24 @@ def test_a_damaged_segment_becomes_a_warning(runs_folder):
         summary = summarise_run(run)
     assert len(summary.warnings) == 1
     assert "repair" in summary.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, ""),
+        ({"synchronization": "async", "staleness_bound": None, "batch_size": 5}, "async"),
+        (
+            {"synchronization": "elastic-average", "moving_rate": 0.25,
+             "synchronous_exchange": True, "communication_period": 10},
+            "elastic-average (communication period 10, moving rate 0.25, synchronous exchange)",
+        ),
+        ({"synchronization": "block-momentum", "block_nesterov": False}, "block-momentum"),
+        (
+            {"synchronization": "sync", "replication": "in-graph", "replicas_to_aggregate": 2},
+            "sync (in-graph, replicas to aggregate 2)",
+        ),
+    ],
+)  # fmt: skip
+def test_how_gradients_meet_is_told_with_its_settings(config, said):
+    assert RunSummary("r", "finished", config=config).synchronized == said

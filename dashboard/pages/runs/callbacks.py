@@ -26,6 +26,8 @@ def register(app: Dash, folder: Path) -> None:
         Output(Runs.VERSION, "data"),
         Input(Runs.TICK, "n_intervals"),
         State(Runs.VERSION, "data"),
+        # Dash forgets a call that is asked for again: a tick while one runs would end it.
+        running=[(Output(Runs.TICK, "disabled"), True, False)],
     )(partial(update_table, folder))
 
 

@@ -71,7 +71,8 @@ def run_rows(key: str, summary: RunSummary | str) -> list[Component]:
         return [html.Tr(cells), _note(summary)]
     rate = summary.samples_per_second
     texts: list[tuple[str, str]] = [
-        *((summary.setting(name), "") for name in ("model", "optimizer", "synchronization")),
+        *((summary.setting(name), "") for name in ("model", "optimizer")),
+        (summary.setting("synchronization"), summary.synchronized),
         (str(len(summary.processes)), ", ".join(f"{n}: {s}" for n, s in summary.processes)),
         (f"{summary.last_step:,}" if summary.last_step >= 0 else "", ""),
         _latest(summary, "eval/auc"),
