@@ -362,25 +362,24 @@ class Worker:
     ) -> None:
         """Leave the cluster: at once as a worker, last as the chief."""
         plain = _plain(session)
-        if self._own is not None and self._options.checkpoint_every:
+        if self._own is not None and self._options.checkpoint_every and self._pushes:
             self._own.save(plain, self._last[0])
         if barriers is not None and not self._begun:
             plain.run(barriers.ready_op)  # nobody is to wait for this worker
-        interrupted = self._termination.requested.is_set()
         if graph.push.leave_op is not None:
             plain.run(graph.push.leave_op)
         if chores is None:
             if barriers is not None:
                 plain.run(barriers.done_op)
             return
-        if self._attendance is not None and not interrupted:
+        if self._attendance is not None and not self._termination.requested.is_set():
             self._attendance.wait_for_others(
                 plain,
                 graph.global_step if graph.progress is None else graph.progress,
                 self._termination.requested,
                 self._options.barrier_timeout,
             )
-        chores.finish(plain, interrupted)
+        chores.finish(plain, self._termination.requested.is_set())
         if barriers is not None:
             barriers.stop_servers(plain)
 

@@ -26,6 +26,7 @@ time.sleep(0.5)
 """
 LATE = "time.sleep(1.0 if name == 'worker-1' else 0.0)\nsys.exit(name == 'worker-1')"
 EARLY = "time.sleep(0.0 if name == 'worker-1' else 30.0)\nsys.exit(name == 'worker-1')"
+TOLD = "time.sleep(0.0 if name == 'worker-1' else 1.0)\nsys.exit(143 * (name == 'worker-1'))"
 LONG = "time.sleep(30.0)"
 
 
@@ -47,6 +48,16 @@ def run(tmp_path, script, report=lambda event: None, **settings):
 def test_a_worker_that_fails_once_the_chief_has_ended_well_spoils_nothing(tmp_path, expendable):
     lost = run(tmp_path, LATE, expendable=expendable)
     assert lost == {"worker-1": f"ended with status 1 (see {tmp_path}/logs/worker-1.log)"}
+
+
+def test_a_worker_that_is_told_to_end_leaves_the_others_at_work(tmp_path):
+    lost = run(tmp_path, TOLD)
+    assert lost == {"worker-1": "was told to end by SIGTERM"}
+
+
+def test_a_chief_that_is_told_to_end_ends_the_run(tmp_path):
+    with pytest.raises(ClusterError, match=r"worker-0 was told to end by SIGTERM, so the run was"):
+        run(tmp_path, TOLD.replace("worker-1", "worker-0"))
 
 
 def test_a_worker_that_fails_before_ends_the_run(tmp_path):

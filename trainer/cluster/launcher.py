@@ -1,10 +1,10 @@
 """A cluster of local processes: started together, watched, ended together; no TensorFlow.
 
 Every process gets the command line of this one and its place in ``TF_CONFIG``, as it would on a
-real cluster. A worker that is killed after its first step is lost, and the others go on. Any other
-death ends the run: that of the chief or a parameter server, and one with an error of its own. So
-do SIGINT, SIGTERM and SIGHUP to the launcher. Once the chief has ended well the run is complete,
-and no death spoils it. If the launcher itself is killed, the kernel ends its children
+real cluster. A worker that is killed or told to end after its first step is lost, and the others go
+on. Any other death ends the run: that of the chief or a parameter server, and one with an error of
+its own. So do SIGINT, SIGTERM and SIGHUP to the launcher. Once the chief has ended well the run is
+complete, and no death spoils it. If the launcher itself is killed, the kernel ends its children
 (`lifetime.die_with_parent`).
 """
 
@@ -32,6 +32,7 @@ LAUNCH_VARIABLE = "DEEPINSIGHT_LAUNCHED_S"
 CHIEF = "worker-0"
 POLL_S = 0.1
 END_TIMEOUT_S = 20.0
+TOLD = 128  # a process that a signal told to end has this and the signal for its status
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
 NOTES = re.compile(  # TensorFlow's own: "I0000 00:00:…", "W0000 …", and what belongs to them
@@ -220,10 +221,11 @@ class _Vigil:
             if status in (None, 0) or child.name in self._lost:
                 continue
             begun = child.name in self._began - {CHIEF}
-            if not complete and (status > 0 or not begun or not self._expendable):
+            failed = 0 < status < TOLD
+            if not complete and (failed or not begun or not self._expendable):
                 raise ClusterError(_obituary(child, status))
             self._lost.add(child.name)
-            how = _death(status) + (f" (see {child.log})" if status > 0 else "")
+            how = _death(status) + (f" (see {child.log})" if failed else "")
             self._report({"kind": "lost", "process": child.name, "how": how})
 
     def _is_overdue(self, ended: Sequence[tuple[_Child, int | None]]) -> bool:
@@ -243,6 +245,8 @@ def _chief_ended_well(ended: Sequence[tuple[_Child, int | None]]) -> bool:
 
 
 def _death(status: int) -> str:
+    if status > TOLD:
+        return f"was told to end by {signal.Signals(status - TOLD).name}"
     if status >= 0:
         return f"ended with status {status}"
     how = f"was killed by {signal.Signals(-status).name}"
