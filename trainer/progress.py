@@ -9,7 +9,8 @@ step      a worker has come to global step `step` with batch loss `loss` (a few 
 eval      the chief has evaluated: step, loss, auc, train_loss, train_auc; last: at the end
 lost      a worker was lost, and the others go on: process, how
 done      a worker has ended: reason, pushes, first_step, last_step, first_time_s, last_time_s,
-          staleness_sum (None where gradients are never stale), dropped
+          staleness_sum (None where gradients are never stale), dropped, exchanges (of workers
+          that step alone; told by the chief)
 ========  ==================================================================================
 """
 
@@ -199,6 +200,11 @@ def summary(
     if not all(math.isfinite(loss) for loss in losses):
         lines.append(
             "WARNING: the loss is not a finite number any more; a smaller --learning-rate may help"
+        )
+    if any(d.get("exchanges") == 0 for d in done):
+        lines.append(
+            "WARNING: the workers have not exchanged anything, so the model that was evaluated is "
+            "untrained; give a smaller --communication-period"
         )
     parent = os.path.dirname(os.path.normpath(run_dir)) or "."
     lines += [f"the run is in {run_dir}", f"look at it: deepinsight dashboard {parent}"]

@@ -83,6 +83,7 @@ class Worker:
         self._last: tuple[int, float] = (0, 0.0)
         self._reported_s = 0.0
         self._dropped: int | None = None
+        self._exchanges: int | None = None
         self._over = threading.Event()
         self._begun = False
         self._attendance: Attendance | None = None
@@ -380,6 +381,8 @@ class Worker:
                 self._options.barrier_timeout,
             )
         chores.finish(plain, self._termination.requested.is_set())
+        if graph.progress is not None:
+            self._exchanges = int(plain.run(graph.progress))
         if barriers is not None:
             barriers.stop_servers(plain)
 
@@ -396,6 +399,7 @@ class Worker:
             "last_time_s": self._last[1],
             "staleness_sum": self._staleness_sum,
             "dropped": self._dropped,
+            "exchanges": self._exchanges,
         }
 
 

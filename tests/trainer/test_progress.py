@@ -83,5 +83,14 @@ def test_gradients_that_are_never_stale_have_no_staleness():
     assert "10 steps/s" in words({**DONE, "staleness_sum": None})[1]
 
 
+def test_a_shared_model_that_nobody_trained_is_warned_of():
+    warned = [
+        any("WARNING: the workers have not exchanged" in line for line in words(event)[1])
+        for event in (DONE, {**DONE, "exchanges": None}, {**DONE, "exchanges": 0},
+                      {**DONE, "exchanges": 3})
+    ]  # fmt: skip
+    assert warned == [False, False, True, False]
+
+
 def test_nouns_agree_with_their_number():
     assert [count(n, "worker") for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]

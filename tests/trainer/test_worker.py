@@ -21,12 +21,13 @@ class Parting:
         )  # fmt: skip
         self.worker._pushes = pushes
 
-    def part(self):
-        session = SimpleNamespace(run_step_fn=lambda function: None)
+    def part(self, exchanges=None):
+        session = SimpleNamespace(run_step_fn=lambda _: SimpleNamespace(run=lambda value: value))
         push = SimpleNamespace(leave_op=None)
-        graph = SimpleNamespace(push=push, global_step=None, progress=None)
+        graph = SimpleNamespace(push=push, global_step=None, progress=exchanges, gradients=[1])
         chores = SimpleNamespace(finish=lambda _, interrupted: self.finished.append(interrupted))
         self.worker._part(session, graph, None, chores)
+        return self.worker._done_event(graph, "steps")
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -48,3 +49,8 @@ def test_a_worker_that_made_no_step_has_nothing_of_its_own_to_save(tmp_path, pus
     parting.worker._own = SimpleNamespace(save=lambda _, step: parting.saved.append(step))
     parting.part()
     assert len(parting.saved) == pushes
+
+
+@pytest.mark.parametrize("exchanges", [None, 0, 7])
+def test_the_chief_tells_how_often_workers_have_exchanged(tmp_path, exchanges):
+    assert Parting(tmp_path).part(exchanges)["exchanges"] == exchanges
