@@ -29,6 +29,7 @@ bench: $(VENV)
 	$(BIN)/python -m benchmarks.hooks
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.kernels --build
+	$(BIN)/python -m benchmarks.synchronization
 
 # The runs of `deepinsight dashboard sample_runs/`; logs and checkpoints do not belong to them.
 samples: $(VENV)

@@ -88,7 +88,7 @@ def test_a_run_goes_on_without_those_who_finish_or_die_and_can_be_resumed(kind, 
     assert saved >= 20
 
     resumed = ["--steps", saved + 40, "--resume", *SETTINGS, *KINDS[kind]]
-    processes = cluster.start(path, *resumed, workers=2)
+    processes = cluster.start(path, *resumed, workers=1)  # one fewer than before
     for name, process in processes.items():
         status, output = end_of(process, START_S)
         assert status == 0, (name, output)

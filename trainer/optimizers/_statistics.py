@@ -101,7 +101,7 @@ def trace(optimizer: Any, reports: Sequence[Report], details: Mapping[str, Any])
             values = tf.gather(values, [order.index(i) for i in range(len(order))])
         columns = tf.unstack(values, axis=1)
     labels = tuple(names[order.index(i)] for i in range(len(order)))
-    prefix = _free_prefix([s.name for s in optimizer.STATISTICS], optimizer.get_name())
+    prefix = free_prefix("optimizer", [s.name for s in optimizer.STATISTICS], optimizer.get_name())
     for statistic in optimizer.STATISTICS:
         trace_tensor(
             f"{prefix}/{statistic.name}",
@@ -114,10 +114,17 @@ def trace(optimizer: Any, reports: Sequence[Report], details: Mapping[str, Any])
         )
 
 
-def _free_prefix(statistics: Sequence[str], optimizer: str) -> str:
+def free_prefix(family: str, streams: Sequence[str], optimizer: str) -> str:
+    """The family's name, or, where another optimizer of the graph has it, a name beside it.
+
+    Args:
+        family: ``optimizer`` or ``sync``.
+        streams: The last parts of the streams' names.
+        optimizer: The optimizer's name.
+    """
     taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
-    name, number = stream_name(f"optimizer/{optimizer}"), 0
-    prefix = "optimizer"
-    while any(f"{prefix}/{statistic}" in taken for statistic in statistics):
+    name, number = stream_name(f"{family}/{optimizer}"), 0
+    prefix = family
+    while any(f"{prefix}/{stream}" in taken for stream in streams):
         prefix, number = f"{name}_{number}" if number else name, number + 1
     return prefix

@@ -1,12 +1,12 @@
 """Very large batches from small ones: apply the mean of several gradients at once."""
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from deepinsight.trainer.optimizers._apply import check_gradient, compute_dtype, make_slot
+from deepinsight.trainer.optimizers._arguments import check_optimizer, whole
 from deepinsight.trainer.optimizers._statistics import Report, trace, traceable
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.versions import NO_LIMIT
@@ -65,17 +65,8 @@ class AccumulatedGradients(v1.train.Optimizer):
         name: str = "AccumulatedGradients",
     ) -> None:
         super().__init__(use_locking, name)
-        if not isinstance(base, v1.train.Optimizer):
-            raise ValueError(
-                "`base` must be a tf.compat.v1.train.Optimizer. "
-                f"Received: {type(base).__module__}.{type(base).__qualname__}."
-            )
-        try:
-            self._steps = operator.index(steps)
-        except TypeError:
-            raise ValueError(f"`steps` must be an int. Received: steps={steps!r}.") from None
-        if not self._steps >= 1:
-            raise ValueError(f"`steps` must be >= 1. Received: steps={steps!r}.")
+        check_optimizer("base", base)
+        self._steps = whole("steps", steps, 1)
         self._base = base
         self._track_trackable(base, "base")
 

@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
+from deepinsight.trainer.optimizers._arguments import whole
 from deepinsight.trainer.optimizers.averaging.elastic_checks import (
     check_base,
     check_getter,
     learning_rate,
     number,
-    whole,
 )
 from deepinsight.trainer.optimizers.averaging.elastic_exchange import Exchange, Tie, fetch_centers
 from deepinsight.trainer.optimizers.averaging.elastic_getter import ElasticAverageCustomGetter
@@ -154,8 +154,8 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
         check_base(opt)
         check_getter(ea_custom_getter)
         self._opt, self._getter = opt, ea_custom_getter
-        self._num_worker = whole("num_worker", num_worker)
-        self._period = whole("communication_period", communication_period)
+        self._num_worker = whole("num_worker", num_worker, 1)
+        self._period = whole("communication_period", communication_period, 1)
         if moving_rate is None:
             moving_rate = self.BETA / self._period / self._num_worker
         self._moving_rate = number("moving_rate", moving_rate, 1.0)

@@ -2,11 +2,11 @@
 
 import math
 import numbers
-import operator
 from typing import Any
 
 import tensorflow as tf
 
+from deepinsight.trainer.optimizers._arguments import check_optimizer
 from deepinsight.trainer.optimizers.averaging.local_copies import LocalCopiesGetter
 
 v1 = tf.compat.v1
@@ -20,11 +20,7 @@ def check_base(opt: Any) -> None:
     Raises:
         ValueError: If it is no optimizer, or one that would undo every exchange.
     """
-    if not isinstance(opt, v1.train.Optimizer):
-        raise ValueError(
-            "`opt` must be a tf.compat.v1.train.Optimizer. "
-            f"Received: {type(opt).__module__}.{type(opt).__qualname__}."
-        )
+    check_optimizer("opt", opt)
     if isinstance(opt, _DUAL):
         raise ValueError(
             "`opt` must change the variables that it finds. Received: "
@@ -44,21 +40,6 @@ def check_getter(getter: Any) -> None:
             "`ea_custom_getter` must be the ElasticAverageCustomGetter with which the model's "
             f"variables were made. Received: {getter!r}."
         )
-
-
-def whole(name: str, value: Any) -> int:
-    """Return an integer >= 1.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if not number >= 1:
-        raise ValueError(f"`{name}` must be an integer >= 1. Received: {name}={value!r}.")
-    return number
 
 
 def number(name: str, value: Any, most: float) -> float:

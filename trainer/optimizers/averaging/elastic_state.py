@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from deepinsight.collectors.collection import trace_tensor, traced_tensors
-from deepinsight.traces import stream_name
-from deepinsight.trainer.optimizers._statistics import traceable
+from deepinsight.collectors.collection import trace_tensor
+from deepinsight.trainer.optimizers._statistics import free_prefix, traceable
 from deepinsight.trainer.optimizers.averaging.elastic_exchange import Tie
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.versions import NO_LIMIT
@@ -98,7 +97,7 @@ class OwnState:
         if not traceable():
             return
         offered = FACTS if rounds else FACTS[:2]
-        prefix = _free_prefix(self._name)
+        prefix = free_prefix("sync", [fact.name for fact in FACTS], self._name)
         with tf.init_scope(), v1.device(None), tf.device(self._device):
             values = tf.unstack(self.facts.read_value())
         for fact, value in zip(offered, values, strict=False):
@@ -110,16 +109,6 @@ class OwnState:
                 details={"optimizer": self._name},
                 every_n_steps=None,
             )
-
-
-def _free_prefix(optimizer: str) -> str:
-    """``sync``, and for what comes second in a graph ``sync/<optimizer>``."""
-    taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
-    prefix, number = "sync", 0
-    while any(f"{prefix}/{fact.name}" in taken for fact in FACTS):
-        name = stream_name(f"sync/{optimizer}")
-        prefix, number = f"{name}_{number}" if number else name, number + 1
-    return prefix
 
 
 def _fetch_and_add(counter: tf.Variable) -> tf.Tensor:

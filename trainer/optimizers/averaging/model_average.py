@@ -5,7 +5,6 @@
 global values, also after a restart.
 """
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.optimizers._apply import compute_dtype
+from deepinsight.trainer.optimizers._arguments import check_optimizer, whole
 from deepinsight.trainer.optimizers.averaging.block_update import (
     RoundUpdate,
     check_block_momentum,
@@ -180,19 +180,15 @@ class ModelAverageOptimizer(v1.train.Optimizer):
         block_nesterov: bool = False,
     ) -> None:
         super().__init__(use_locking, name)
-        if not isinstance(opt, v1.train.Optimizer):
-            raise ValueError(
-                "`opt` must be a tf.compat.v1.train.Optimizer. "
-                f"Received: {type(opt).__module__}.{type(opt).__qualname__}."
-            )
+        check_optimizer("opt", opt)
         if not isinstance(ma_custom_getter, LocalCopiesGetter):
             raise ValueError(
                 "`ma_custom_getter` must be the ModelAverageCustomGetter that made the variables. "
                 f"Received: {ma_custom_getter!r}."
             )
         self._base, self._chief, self._patience = opt, bool(is_chief), patience
-        self._workers = _whole("num_worker", num_worker)
-        self._interval = _whole("interval_steps", interval_steps)
+        self._workers = whole("num_worker", num_worker, 1)
+        self._interval = whole("interval_steps", interval_steps, 1)
         self._block = check_block_momentum(
             block_momentum, block_learning_rate, block_nesterov, self._workers
         )
@@ -396,13 +392,3 @@ class ModelAverageOptimizer(v1.train.Optimizer):
 
         with v1.variable_creator_scope(local):
             yield
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"`{name}` must be an int. Received: {name}={value!r}.") from None
-    if not number >= 1:
-        raise ValueError(f"`{name}` must be >= 1. Received: {name}={value!r}.")
-    return number

@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from deepinsight.collectors.collection import trace_tensor, traced_tensors
+from deepinsight.collectors.collection import trace_tensor
 from deepinsight.collectors.graph import closure, fetched_elements, structure_key
-from deepinsight.traces import stream_name
 from deepinsight.trainer.cluster.members import Members, Patience
-from deepinsight.trainer.optimizers._statistics import traceable
+from deepinsight.trainer.optimizers._statistics import free_prefix, traceable
 from deepinsight.trainer.optimizers.averaging.rounds import Rounds
 
 v1 = tf.compat.v1
@@ -129,7 +128,7 @@ class RoundFacts:
         )
         if not traceable():
             return
-        prefix = _free_prefix(optimizer)
+        prefix = free_prefix("sync", [fact.name for fact in FACTS], optimizer)
         values = tf.unstack(self._known.read_value())
         for fact, value in zip(FACTS, values, strict=True):
             trace_tensor(
@@ -159,12 +158,3 @@ class RoundFacts:
         return self._known.assign(
             tf.stack([rounds, distance, block_update, wait_s, live]), read_value=False
         )
-
-
-def _free_prefix(optimizer: str) -> str:
-    taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
-    prefix, number = "sync", 0
-    while any(f"{prefix}/{fact.name}" in taken for fact in FACTS):
-        name = stream_name(f"sync/{optimizer}")
-        prefix, number = f"{name}_{number}" if number else name, number + 1
-    return prefix

@@ -1,6 +1,5 @@
 """What gradient compression accepts."""
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,18 +66,3 @@ def share(name: str, value: Any) -> float:
     if callable(value) or tf.is_tensor(value):
         raise ValueError(f"`{name}` must be a number in [0, 1). Received: {name}={value!r}.")
     return check_hyperparameter(name, value, SHARE)
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """An int >= `least`.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"`{name}` must be an int. Received: {name}={value!r}.") from None
-    if not number >= least:
-        raise ValueError(f"`{name}` must be >= {least}. Received: {name}={value!r}.")
-    return number

@@ -14,12 +14,12 @@ from deepinsight.trainer.optimizers._apply import (
     check_gradient,
     check_hyperparameter,
 )
+from deepinsight.trainer.optimizers._arguments import whole
 from deepinsight.trainer.optimizers.compression.checks import (
     check_pairs,
     check_place,
     rate_of,
     share,
-    whole,
 )
 from deepinsight.trainer.optimizers.compression.message import byte_counts
 from deepinsight.trainer.optimizers.compression.send import (

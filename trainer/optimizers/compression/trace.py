@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from deepinsight.collectors.collection import trace_tensor, traced_tensors
-from deepinsight.traces import stream_name
-from deepinsight.trainer.optimizers._statistics import traceable
+from deepinsight.collectors.collection import trace_tensor
+from deepinsight.trainer.optimizers._statistics import free_prefix, traceable
 from deepinsight.trainer.optimizers.compression.state import Selected, Waiting
 
 v1 = tf.compat.v1
@@ -59,7 +58,7 @@ def trace_step(optimizer: str, step: Step) -> None:
             ),
             "sparsity": (step.sparsity, "1", "Share of the elements that is not sent now."),
         }  # fmt: skip
-    prefix = _free_prefix(optimizer, list(streams))
+    prefix = free_prefix("sync", list(streams), optimizer)
     for name, (tensor, unit, description) in streams.items():
         trace_tensor(f"{prefix}/{name}", tensor, unit, description=description, every_n_steps=None)
 
@@ -81,12 +80,3 @@ def _threshold(step: Step) -> tf.Tensor:
         if not state.whole
     ]
     return tf.reduce_max(tf.stack([tf.zeros([], tf.float64), *thresholds]))
-
-
-def _free_prefix(optimizer: str, names: Sequence[str]) -> str:
-    taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
-    name, number = stream_name(f"sync/{optimizer}"), 0
-    prefix = "sync"
-    while any(f"{prefix}/{other}" in taken for other in names):
-        prefix, number = f"{name}_{number}" if number else name, number + 1
-    return prefix

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from deepinsight.trainer.optimizers._apply import _is_taken
+from deepinsight.trainer.optimizers._arguments import whole
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.kfac.factors import batch_moments, sampled_loss
 from deepinsight.trainer.optimizers.kfac.layers import DenseLayer, check_layers
@@ -13,7 +14,6 @@ from deepinsight.trainer.optimizers.kfac.options import (
     check_base,
     check_number,
     check_role,
-    check_whole,
 )
 from deepinsight.trainer.optimizers.kfac.precondition import check_gradients, precondition
 from deepinsight.trainer.optimizers.kfac.state import Counters, Schedule, State
@@ -142,9 +142,9 @@ class KFACOptimizer(v1.train.Optimizer):
         if norm_constraint is not None:
             self._cap = check_number("norm_constraint", norm_constraint, "> 0", lambda x: x > 0)
         self.schedule = Schedule(
-            check_whole("covariance_every", covariance_every, 1),
-            check_whole("inverse_every", inverse_every, 1),
-            max(1, check_whole("burn_in", burn_in, 0)),
+            whole("covariance_every", covariance_every, 1),
+            whole("inverse_every", inverse_every, 1),
+            max(1, whole("burn_in", burn_in, 0)),
         )
         self._made: State | None = None
         self._track_trackable(self._base, "base")

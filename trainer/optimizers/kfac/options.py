@@ -1,7 +1,6 @@
 """What K-FAC can be told."""
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -59,18 +58,3 @@ def check_number(name: str, value: Any, must: str, holds: Callable[[float], bool
     if not number or not math.isfinite(value) or not holds(value):
         raise ValueError(f"`{name}` must be a finite number {must}. Received: {name}={value!r}.")
     return float(value)
-
-
-def check_whole(name: str, value: Any, least: int) -> int:
-    """An integer of at least `least`.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise ValueError(f"`{name}` must be an integer >= {least}. Received: {name}={value!r}.")
-    return number

@@ -23,11 +23,11 @@ import tensorflow as tf
 from deepinsight.collectors.collection import trace_tensor, traced_tensors
 from deepinsight.collectors.graph import closure, fetched_elements
 from deepinsight.trainer.cluster.members import Members, Patience
+from deepinsight.trainer.optimizers._arguments import whole
 from deepinsight.trainer.optimizers._statistics import traceable
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.kfac.layers import DenseLayer
 from deepinsight.trainer.optimizers.kfac.optimizer import KFACOptimizer
-from deepinsight.trainer.optimizers.kfac.options import check_whole
 from deepinsight.trainer.optimizers.kfac.state import Counters
 from deepinsight.trainer.optimizers.push import Push, push_async
 from deepinsight.trainer.optimizers.versions import UpdateCounts, Versions
@@ -54,7 +54,7 @@ def kfac_roles(workers: int) -> tuple[str, ...]:
         >>> kfac_roles(4)
         ('gradient', 'gradient', 'statistics', 'inverse')
     """
-    count = check_whole("workers", workers, 1)
+    count = whole("workers", workers, 1)
     if count < 3:
         return ("all",) if count == 1 else ("gradient", "statistics+inverse")
     return ("gradient",) * (count - 2) + ("statistics", "inverse")

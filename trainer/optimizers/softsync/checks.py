@@ -1,10 +1,10 @@
 """What `SoftsyncOptimizer` asks of its arguments and of the graph."""
 
-import operator
 from typing import Any
 
 import tensorflow as tf
 
+from deepinsight.trainer.optimizers._arguments import check_optimizer
 from deepinsight.trainer.optimizers._workers import WorkerOptimizer
 from deepinsight.trainer.optimizers.accumulated import AccumulatedGradients
 
@@ -17,11 +17,7 @@ def check_base(opt: Any) -> None:
     Raises:
         ValueError: If it cannot.
     """
-    if not isinstance(opt, v1.train.Optimizer):
-        raise ValueError(
-            "`opt` must be a tf.compat.v1.train.Optimizer. "
-            f"Received: {type(opt).__module__}.{type(opt).__qualname__}."
-        )
+    check_optimizer("opt", opt)
     if isinstance(opt, WorkerOptimizer):
         raise ValueError(
             "`opt` must not compensate for staleness: it compares the variable with what one "
@@ -35,22 +31,6 @@ def check_base(opt: Any) -> None:
         )
     if isinstance(opt, AccumulatedGradients):
         check_base(opt._base)
-
-
-def check_whole(name: str, value: Any, low: int, high: int | None) -> int:
-    """Check that an argument is a whole number in a range, to infinity if `high` is None.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    wanted = f">= {low}" if high is None else f"in [{low}, {high}]"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"`{name}` must be an int. Received: {name}={value!r}.") from None
-    if not (number >= low and (high is None or number <= high)):
-        raise ValueError(f"`{name}` must be {wanted}. Received: {name}={value!r}.")
-    return number
 
 
 def check_graph() -> None:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from deepinsight.trainer.cluster.members import Members, Patience
 from deepinsight.trainer.optimizers._apply import check_gradient
+from deepinsight.trainer.optimizers._arguments import whole
 from deepinsight.trainer.optimizers._statistics import Report, trace, traceable
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable, after
 from deepinsight.trainer.optimizers.push import Push
@@ -14,7 +15,6 @@ from deepinsight.trainer.optimizers.softsync.accumulators import Accumulators, a
 from deepinsight.trainer.optimizers.softsync.checks import (
     check_base,
     check_graph,
-    check_whole,
     checked_step,
     reading,
 )
@@ -119,9 +119,9 @@ class SoftsyncOptimizer(v1.train.Optimizer):
         super().__init__(False, name)
         check_base(opt)
         self._opt = opt
-        self._num_workers = check_whole("num_workers", num_workers, 1, None)
-        self._splits = check_whole("splits", splits, 1, self._num_workers)
-        self._worker = check_whole("worker_index", worker_index, 0, self._num_workers - 1)
+        self._num_workers = whole("num_workers", num_workers, 1)
+        self._splits = whole("splits", splits, 1, self._num_workers)
+        self._worker = whole("worker_index", worker_index, 0, self._num_workers - 1)
         if staleness_weighting not in WEIGHTINGS:
             raise ValueError(
                 f"`staleness_weighting` must be 'inverse' or 'none'. "

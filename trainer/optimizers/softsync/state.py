@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from deepinsight.collectors.collection import trace_tensor, traced_tensors
-from deepinsight.traces import stream_name
+from deepinsight.collectors.collection import trace_tensor
 from deepinsight.trainer.cluster.members import Members
+from deepinsight.trainer.optimizers._statistics import free_prefix
 
 v1 = tf.compat.v1
 STREAMS = (  # name, unit, description; in the order of the vector that is brought to the worker
@@ -103,10 +103,7 @@ def trace_push(summary: tf.Tensor, optimizer: str, details: Mapping[str, Any]) -
         optimizer: Name of the optimizer.
         details: Of the streams.
     """
-    taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
-    name, number, prefix = stream_name(f"sync/{optimizer}"), 0, "sync"
-    while any(f"{prefix}/{stream}" in taken for stream, _, _ in STREAMS):
-        prefix, number = f"{name}_{number}" if number else name, number + 1
+    prefix = free_prefix("sync", [stream for stream, _, _ in STREAMS], optimizer)
     here = tf.unstack(tf.identity(summary))  # one message, then apart
     for (stream, unit, description), value in zip(STREAMS, here, strict=True):
         trace_tensor(

@@ -9,7 +9,6 @@ so that no two live workers are ever more than bound + 1 steps apart, and what a
 at most the last bound + 1 updates of each other one.
 """
 
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ import tensorflow as tf
 
 from deepinsight.collectors.collection import trace_tensor, traced_tensors
 from deepinsight.trainer.cluster.members import Patience
+from deepinsight.trainer.optimizers._arguments import check_optimizer, whole
 from deepinsight.trainer.optimizers._statistics import traceable
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.push import Push
@@ -83,19 +83,10 @@ class BoundedStalenessOptimizer(v1.train.Optimizer):
         name: str = "BoundedStaleness",
     ) -> None:
         super().__init__(False, name)
-        if not isinstance(opt, v1.train.Optimizer):
-            raise ValueError(
-                "`opt` must be a tf.compat.v1.train.Optimizer. "
-                f"Received: {type(opt).__module__}.{type(opt).__qualname__}."
-            )
-        self._opt, self._bound = opt, _whole("bound", bound, 0)
-        self._workers = _whole("num_workers", num_workers, 1)
-        self._worker = _whole("worker_index", worker_index, 0)
-        if not self._worker < self._workers:
-            raise ValueError(
-                f"`worker_index` must be < num_workers={num_workers}. "
-                f"Received: worker_index={worker_index}."
-            )
+        check_optimizer("opt", opt)
+        self._opt, self._bound = opt, whole("bound", bound, 0)
+        self._workers = whole("num_workers", num_workers, 1)
+        self._worker = whole("worker_index", worker_index, 0, self._workers - 1)
         self._patience = patience
         self._clocks: Clocks | None = None
         self._waited_s: tf.Tensor | None = None
@@ -215,7 +206,7 @@ def push_bounded(
     Raises:
         ValueError: If a number is out of range.
     """
-    bound = _whole("bound", bound, 0)
+    bound = whole("bound", bound, 0)
     graph = v1.get_default_graph()
     known = len(graph.get_operations())
     update = rule.apply_gradients(gradients, **(facts or {}))
@@ -255,13 +246,3 @@ def _build(
                     f"sync/{name}", tensor, unit, description=description, every_n_steps=None
                 )
     return clocks, waited_s
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"`{name}` must be an int. Received: {name}={value!r}.") from None
-    if not number >= least:
-        raise ValueError(f"`{name}` must be >= {least}. Received: {name}={value!r}.")
-    return number

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from deepinsight.trainer.optimizers._arguments import check_optimizer
 from deepinsight.trainer.optimizers._statistics import traceable
 from deepinsight.trainer.optimizers.exchange import GradientAndVariable
 from deepinsight.trainer.optimizers.push import Push
@@ -78,11 +79,7 @@ class DropStaleGradientOptimizer(v1.train.Optimizer):
         name: str = "DropStaleGradient",
     ) -> None:
         super().__init__(use_locking, name)
-        if not isinstance(opt, v1.train.Optimizer):
-            raise ValueError(
-                "`opt` must be a tf.compat.v1.train.Optimizer. "
-                f"Received: {type(opt).__module__}.{type(opt).__qualname__}."
-            )
+        check_optimizer("opt", opt)
         self._opt = opt
         self._staleness = _checked_bound(staleness)
         self._local_step: tf.Tensor | None = None

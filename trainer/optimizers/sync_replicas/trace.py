@@ -2,9 +2,8 @@
 
 import tensorflow as tf
 
-from deepinsight.collectors.collection import trace_tensor, traced_tensors
-from deepinsight.traces import stream_name
-from deepinsight.trainer.optimizers._statistics import traceable
+from deepinsight.collectors.collection import trace_tensor
+from deepinsight.trainer.optimizers._statistics import free_prefix, traceable
 from deepinsight.trainer.optimizers.sync_replicas.rounds import Decided
 
 v1 = tf.compat.v1
@@ -24,7 +23,7 @@ def bring(decided: Decided, name: str) -> tf.Tensor:
         packed = tf.stack(list(decided))
     reached, accepted, dropped, live, waited_us = tf.unstack(tf.identity(packed))
     if traceable():
-        prefix = _free_prefix(name)
+        prefix = free_prefix("sync", ["dropped_gradients"], name)
         for quantity, tensor, unit, description in (
             ("dropped_gradients", dropped, "gradients", "Gradients of this worker, since the "
              "rounds began, that missed their round."),
@@ -38,8 +37,3 @@ def bring(decided: Decided, name: str) -> tf.Tensor:
                 f"{prefix}/{quantity}", tensor, unit, description=description, every_n_steps=None
             )
     return reached
-
-
-def _free_prefix(name: str) -> str:
-    taken = {traced.stream.name for traced in traced_tensors(v1.get_default_graph())}
-    return f"sync/{stream_name(name)}" if "sync/dropped_gradients" in taken else "sync"
