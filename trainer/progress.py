@@ -190,9 +190,10 @@ def summary(
     dropped = [d["dropped"] for d in done if d["dropped"] is not None]
     if dropped:
         lines.append(f"{sum(dropped)} of {count(pushes, 'gradient')} dropped")
-    short = [d["process"] for d in done if d["reason"] == "data"]
-    if short:
-        lines.append(f"data ran out on {', '.join(sorted(short))}")
+    for reason, text in (("data", "data ran out on"), ("interrupted", "told to end early:")):
+        short = sorted(d["process"] for d in done if d["reason"] == reason)
+        if short:
+            lines.append(f"{text} {', '.join(short)}")
     if display.lost:
         lines.append(f"lost on the way: {', '.join(sorted(display.lost))}")
     losses = [display.loss] if display.trained else []

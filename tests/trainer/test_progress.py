@@ -62,8 +62,9 @@ def test_a_loss_that_is_no_number_is_warned_of():
     assert warned == [False, False, True, True]
 
 
-def test_a_worker_that_data_ran_out_on_is_named():
+def test_a_worker_that_ended_early_is_named():
     assert "data ran out on worker-0" in words({**DONE, "reason": "data"})[1]
+    assert "told to end early: worker-0" in words({**DONE, "reason": "interrupted"})[1]
 
 
 def test_a_lost_worker_is_told_once():
