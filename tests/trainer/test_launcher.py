@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from deepinsight.trainer.cluster import launcher
 from deepinsight.trainer.cluster.launcher import Interrupted, launch
 from deepinsight.trainer.errors import ClusterError
 
@@ -63,6 +64,12 @@ def test_a_chief_that_is_told_to_end_ends_the_run(tmp_path):
 def test_a_worker_that_fails_before_ends_the_run(tmp_path):
     with pytest.raises(ClusterError, match=r"worker-1 ended with status 1, so the run was ended"):
         run(tmp_path, EARLY)
+
+
+def test_a_worker_that_stands_still_at_the_end_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "END_TIMEOUT_S", 1.0)
+    lost = run(tmp_path, "time.sleep(30.0 if name == 'worker-1' else 0.0)")
+    assert lost == {"worker-1": "did not end within 1 s after the others"}
 
 
 @pytest.mark.parametrize(("expendable", "last"), [(True, {"ps-0"}), (False, {"ps-0", "worker-1"})])

@@ -237,6 +237,10 @@ class _Vigil:
             return False
         if not self._expendable or not _chief_ended_well(ended):
             raise ClusterError(_overdue(ended))
+        how = f"did not end within {END_TIMEOUT_S:.0f} s after the others"
+        for child, status in ended:
+            if status is None:
+                self._report({"kind": "lost", "process": child.name, "how": how})
         return True
 
 
