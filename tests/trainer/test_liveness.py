@@ -33,6 +33,8 @@ KINDS = {
     "gradient-compression": [
         "--synchronization", "gradient-compression", "--optimizer", "sgd",
     ],
+    # worker-1 has the covariances, worker-2 the inverses; in the resumed run worker-1 has both
+    "kfac": ["--synchronization", "kfac", "--optimizer", "sgd"],
 }  # fmt: skip
 
 pytestmark = pytest.mark.timeout(400)
