@@ -141,6 +141,24 @@ def test_a_worker_that_is_done_may_go(watching, others):
     assert watching.attendance.look(None)
 
 
+@pytest.mark.parametrize("done", [True, False])
+def test_a_worker_that_was_started_again_is_at_work(watching, others, done):
+    look = watching.attendance.look
+    look(None)
+    place = others[0].getsockname()
+    watching.said.done = {1} if done else set()
+    others[0].close()
+    wait_for(lambda: not look(None) and watching.attendance._watch.lost)
+    others[0] = socket.create_server(place)
+    wait_for(lambda: not look(None) and not watching.attendance._watch.lost)
+    watching.said.done = {2}
+    assert not look(None)  # the chief waits for it
+    others[0].close()
+    wait_for(lambda: look(None))
+    assert watching.lost == (["worker-1"] if done else ["worker-1", "worker-1"])
+    assert watching.members.gone == ([1] if done else [1, 1])
+
+
 def test_the_chief_waits_as_long_as_somebody_moves(watching, caplog):
     steps = iter(range(1000))
     session = SimpleNamespace(run=lambda progress: next(steps, 1000) // 10)

@@ -21,7 +21,7 @@ class Attendance:
     """Watches the other workers in a thread, from `begin` on.
 
     A worker that says it is done is let go. One that does not answer any more without having said
-    so is lost: rounds then no longer wait for it.
+    so is lost: rounds then no longer wait for it. One that is started again is at work again.
 
     Args:
         topology: The cluster.
@@ -42,6 +42,7 @@ class Attendance:
         self._barriers, self._members, self._on_loss = barriers, members, on_loss
         self._lock = threading.Lock()
         self._done: set[int] = set()
+        self._silent: set[int] = set()
         self._lost: set[int] = set()
         self._looked_s = float("-inf")
 
@@ -75,13 +76,15 @@ class Attendance:
             Whether nobody else is at work any more.
         """
         with self._lock:
-            self._done |= self._barriers.take_done(session)
             if time.monotonic() - self._looked_s > POLL_S:
                 self._watch.look()
                 self._looked_s = time.monotonic()
             silent = {k for k in self._others if f"worker-{k}" in self._watch.lost}
-            lost = silent - self._done - self._lost
-            self._lost |= lost
+            self._done -= self._silent - silent  # a new process has taken the place
+            self._silent = silent
+            self._done |= self._barriers.take_done(session)
+            gone = silent - self._done
+            lost, self._lost = gone - self._lost, gone
             if lost and self._members is not None:
                 self._members.lose(session, sorted(lost))
         for worker in sorted(lost):
