@@ -65,6 +65,16 @@ class Members:
             self._lost = v1.placeholder(tf.int64, [None], f"{name}/lost")
             self._lose = self._remove(self._lost)
 
+    def hide(self) -> None:
+        """Take the variables out of the collection that is saved and that sessions wait for.
+
+        For those whose workers wait for `start_op` by other means. Else a checkpoint would have
+        to come from a run with members.
+        """
+        mine = {id(variable) for variable in self.variables}
+        kept = v1.get_collection_ref(v1.GraphKeys.GLOBAL_VARIABLES)
+        kept[:] = [variable for variable in kept if id(variable) not in mine]
+
     @property
     def variables(self) -> list[tf.Variable]:
         """Variables that belong to one launch: set by `start_op`, in no checkpoint."""

@@ -200,6 +200,27 @@ def train(optimizer, loss, steps, *fetches):
         return session.run(fetches)
 
 
+def test_rounds_continue_from_a_checkpoint_of_a_run_without(tmp_path):
+    found = []
+    for synchronous in (False, True):
+        with tf.Graph().as_default():
+            getter = ElasticAverageCustomGetter(worker_device="/device:CPU:0")
+            w = variable(getter)
+            optimizer = ElasticAverageOptimizer(
+                descent(), 1, getter, 1, 0.5, rho=0.0, synchronous=synchronous
+            )
+            op = optimizer.minimize(tf.reduce_sum(w), v1.train.get_or_create_global_step())
+            hook = optimizer.make_session_run_hook(True, 0)
+            with v1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path), hooks=[hook], log_step_count_steps=None
+            ) as session:
+                session.run(op)
+                found.append(session.run(optimizer.global_variables[w]).tolist())
+    assert found == [[0.75, 1.75], [0.5, 1.5]]
+    saved = {name for name, _ in tf.train.list_variables(str(tmp_path))}
+    assert saved == {f"{GLOBAL_VARIABLE_NAME}/w", "global_step"}
+
+
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_variables_without_a_gradient_begin_at_the_center_too(getter, synchronous):
     w = variable(getter)

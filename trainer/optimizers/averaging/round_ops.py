@@ -35,7 +35,7 @@ class RoundOps:
         receive: Gets the new values of the targets and, if `keep_mean`, the means that they were
             made from (else nothing), and the seconds that this worker has waited, a float64 scalar;
             in the worker's device scope. It returns the ops that take the values over.
-        members: Whom a round waits for.
+        members: Whom a round waits for; they are in no collection then.
         worker: Index of this worker.
         global_step: Rises by one per round.
         join: As `receive`, for the values that a worker begins with; None: `receive`.
@@ -76,6 +76,7 @@ class RoundOps:
                 f"`worker` must be in [0, {members.workers}). Received: worker={worker}."
             )
         self._targets, self._members, self._worker = list(targets), members, worker
+        members.hide()  # `start_op` sets them, and workers wait for it
         self._global_step, self._home = global_step, global_step.device
         self._groups = group_variables(self._targets)
         self._more = list(more)

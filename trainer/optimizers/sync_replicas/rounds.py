@@ -71,7 +71,7 @@ class Rounds:
         self.variables = [
             *self.members.variables, self._launch, self._joined, self._pushed, self._accepted
         ]  # fmt: skip
-        _hide(self.variables)
+        self.members.hide()
 
     def step(self) -> tf.Tensor:
         """The global step now, int64 scalar."""
@@ -260,13 +260,6 @@ def _counters(name: str, shape: Sequence[int]) -> tf.Variable:
         use_resource=True,
         collections=[],
     )
-
-
-def _hide(variables: Sequence[tf.Variable]) -> None:
-    """Take variables out of the collection that is saved and that sessions wait for."""
-    hidden = {id(variable) for variable in variables}
-    kept = v1.get_collection_ref(v1.GraphKeys.GLOBAL_VARIABLES)
-    kept[:] = [variable for variable in kept if id(variable) not in hidden]
 
 
 def _set(variable: tf.Variable, rows: tf.Tensor, value: tf.Tensor) -> tf.Operation:
