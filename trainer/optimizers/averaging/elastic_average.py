@@ -99,7 +99,8 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
             `opt`, else 0. (TensorFlow 1.15 took :math:`\alpha/\eta` always, and advised 0 for the
             asynchronous form.)
         use_locking: Kept for TensorFlow 1.15: an exchange always locks the centre.
-        synchronous: Whether workers exchange in rounds.
+        synchronous: Whether workers exchange in rounds; `global_step`, which counts them, is needed
+            then. (In TensorFlow 1.15 they only began together, and exchanged as they came.)
         name: Name of the optimizer.
         patience: How long a round waits for workers that do not move.
 
