@@ -9,6 +9,7 @@ import tensorflow as tf
 from deepinsight.collectors.collection import traced_tensors
 from deepinsight.trainer.optimizers.kfac import optimizer as module
 from deepinsight.trainer.optimizers.kfac.optimizer import DenseLayer, KFACOptimizer, sampled_loss
+from deepinsight.trainer.optimizers.kfac.state import Counters, Schedule
 
 from .kfac_cases import (
     MOMENTUM,
@@ -400,3 +401,18 @@ def test_roles_without_gradients_apply_none():
 def test_the_example_of_the_documentation_holds():
     results = doctest.testmod(module)
     assert (results.failed, results.attempted > 0) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("updates", "steps", "inverted", "due"),
+    [
+        (4, 30, -1, False),  # burn-in
+        (5, 0, -1, True),  # never inverted
+        (5, 19, 10, False),
+        (5, 20, 10, True),
+        (5, 3, 10, True),  # the steps are those of an older checkpoint
+        (4, 3, 10, False),
+    ],
+)
+def test_when_inverses_are_due(updates, steps, inverted, due):
+    assert Counters(updates, steps, inverted).due(Schedule(1, 10, 5)) == due
