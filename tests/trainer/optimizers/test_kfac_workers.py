@@ -613,7 +613,7 @@ def test_who_does_what():
     assert kfac_roles(2) == ("gradient", "statistics+inverse")
     assert kfac_roles(3) == ("gradient", "statistics", "inverse")
     assert kfac_roles(5) == ("gradient",) * 3 + ("statistics", "inverse")
-    with pytest.raises(ValueError, match=r"`workers` must be an integer >= 1\. Received: .*=0"):
+    with pytest.raises(ValueError, match=r"`workers` must be >= 1\. Received: workers=0"):
         kfac_roles(0)
 
 
