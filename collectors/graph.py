@@ -13,6 +13,7 @@ _GIVE = frozenset({"AccumulatorApplyGradient", "ResourceAccumulatorApplyGradient
 _GIVE_SPARSE = "SparseAccumulatorApplyGradient"
 _ADDS = frozenset({"AssignAddVariableOp", "AssignAdd"})
 _COUNTS = frozenset({"ResourceCountUpTo", "CountUpTo"})
+_BRANCHES = frozenset({"If", "StatelessIf"})
 _ASSIGNS = frozenset({"AssignVariableOp", "Assign"})
 _WAITS = frozenset({"QueueDequeueV2", "QueueDequeue", "While"})  # a loop waits for tokens, too
 _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
@@ -209,12 +210,19 @@ def step_readings(tf: Any, global_step: Any) -> list[StepReading]:
     """How to read the global step after a training step; the first reading that applies is best.
 
     Where the run increments the step itself, it is read after that. Under ``SyncReplicasOptimizer``
-    the chief increments it, and it is read after the token that ends a worker's step.
+    the chief increments it, and it is read after the token that ends a worker's step. Where a
+    ``tf.cond`` increments it in some runs, it is read after that in all.
     """
     graph = global_step.graph
     handle = _handle_op(global_step)
     readings = []
     for op in graph.get_operations():
+        if op.type in _BRANCHES and _raised_in(op, handle):
+            with tf.device(op.device):  # a branch is over when its values are there
+                over = [tf.identity(value) for value in op.outputs] or [op]
+            with graph.control_dependencies(over), tf.device(handle.device):
+                readings.append(StepReading(_read(tf, handle), op))
+            continue
         if op.type not in _ADDS | _ASSIGNS | _COUNTS:
             continue
         if op._get_control_flow_context() is not None:
@@ -233,6 +241,17 @@ def step_readings(tf: Any, global_step: Any) -> list[StepReading]:
                 readings.append(reading)
     readings.append(StepReading(_plain_read(tf, global_step), None))
     return readings
+
+
+def _raised_in(op: Any, handle: Any) -> bool:
+    """Whether a branch of a ``tf.cond`` raises the variable of a handle."""
+    places = [i - 1 for i, tensor in enumerate(op.inputs) if tensor.op is handle]  # 0: condition
+    for branch in ("then_branch", "else_branch") if places else ():
+        body = op.graph._get_function(op.get_attr(branch).name).cached_definition
+        names = {body.signature.input_arg[place].name for place in places}
+        if any(n.op in _ADDS | _COUNTS and n.input[0] in names for n in body.node_def):
+            return True
+    return False
 
 
 def _is_token(op: Any, origin: Any) -> bool:

@@ -219,6 +219,29 @@ def test_optimizer_of_plain_assignments_needs_to_be_told(tmp_path: Path) -> None
         assert run.frame("gradients/w/update_ratio")["value"][0] == pytest.approx(0.5 / 2**0.5)
 
 
+def test_a_global_step_that_a_branch_raises_is_read_after_the_branch(tmp_path: Path) -> None:
+    """Every second run raises it, as under softsync; rows stand at it and not at the run."""
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        step = v1.get_variable("raised", [], tf.int64, use_resource=True, trainable=False)
+        v1.get_collection_ref(v1.GraphKeys.GLOBAL_STEP)[:] = [step]
+        due = v1.placeholder(tf.bool, [])
+        train_op = tf.cond(due, lambda: step.assign_add(1, read_value=True), step.read_value)
+        seen = tf.cond(due, step.read_value, lambda: tf.zeros([], tf.int64))
+        di.trace_tensor("mine/value", tf.cast(train_op, tf.float32))
+        handle = step.handle.op
+        branches = [op for op in seen.graph.get_operations() if op.type in ("If", "StatelessIf")]
+        assert [graph_module._raised_in(op, handle) for op in branches] == [True, False]
+        hook = di.TraceHook(tmp_path / "r", every_n_steps=1)
+        with v1.train.SingularMonitoredSession(hooks=[hook]) as session:
+            for number in range(6):
+                session.run(train_op, {due: number % 2 == 1})
+    with di.open_run(tmp_path / "r") as run:
+        table = run.frame("mine/value")
+    assert table["step"].tolist() == table["value"].astype(int).tolist()
+    assert table["step"].max() == 3
+
+
 def test_a_graph_without_training_step_is_warned_of(tmp_path: Path) -> None:
     with tf.Graph().as_default():
         w = v1.get_variable("w", [2], use_resource=True)
