@@ -37,6 +37,7 @@ from deepinsight.trainer.synchronization import (
     SETTINGS,
     SYNCHRONIZATIONS,
     Setting,
+    default_optimizer,
 )
 
 DESCRIPTION = """\
@@ -94,7 +95,11 @@ def _add_model(group: Any) -> None:
     )
     group.add_argument("--embedding-dim", type=int, help="wide-deep (default: 16)")
     group.add_argument("--input-width", type=int, help="dense: input columns (default: 1130)")
-    group.add_argument("--optimizer", choices=known.OPTIMIZERS, help="(default: adagrad)")
+    group.add_argument(
+        "--optimizer",
+        choices=known.OPTIMIZERS,
+        help="(default: adagrad; gradient-compression sgd, kfac momentum)",
+    )
     group.add_argument(
         "--learning-rate",
         type=float,
@@ -278,11 +283,12 @@ def _config(run_dir: str) -> dict[str, Any]:
 
 
 def _new_run_dir(given: dict[str, Any]) -> str:
+    synchronization = given.get("synchronization", Options.synchronization)
     parts = [
         given.get("data", Options.data),
         given.get("model", Options.model),
-        given.get("optimizer", Options.optimizer),
-        given.get("synchronization", Options.synchronization),
+        given.get("optimizer", default_optimizer(synchronization)),
+        synchronization,
         time.strftime("%Y%m%d-%H%M%S"),
     ]
     return str(Path("runs") / "-".join(parts))

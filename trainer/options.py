@@ -17,6 +17,7 @@ from deepinsight.trainer.synchronization import (
     TOGETHER,
     check_restores,
     check_rule,
+    default_optimizer,
     settle,
 )
 
@@ -112,7 +113,7 @@ class Options:
     ctr_signal: float = 1.5
     ctr_drift: int = 0
     ctr_leak: float = 0.0
-    optimizer: str = "adagrad"
+    optimizer: str | None = None
     learning_rate: float | None = None
     momentum: float = 0.9
     variance_parameter: float | None = None
@@ -153,6 +154,8 @@ class Options:
     barrier_timeout: float = 60.0
 
     def __post_init__(self) -> None:
+        if self.optimizer is None:
+            object.__setattr__(self, "optimizer", default_optimizer(self.synchronization))
         for name, choices in (
             ("model", MODELS),
             ("data", DATA),

@@ -179,6 +179,11 @@ def settle(options: Any) -> dict[str, Any]:
     return settled
 
 
+def default_optimizer(synchronization: str) -> str:
+    """The update rule of a synchronization for which none was given."""
+    return {"gradient-compression": "sgd", "kfac": "momentum"}.get(synchronization, "adagrad")
+
+
 def check_rule(synchronization: str, optimizer: str, compensated: bool) -> None:
     """Check that an update rule makes sense with a synchronization.
 

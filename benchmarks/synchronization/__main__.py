@@ -52,9 +52,9 @@ RUNS = {
         *CLUSTER, "--synchronization", "elastic-average", "--synchronous-exchange",
     ],
     "gradient-compression": [
-        *CLUSTER, "--synchronization", "gradient-compression", "--optimizer", "sgd",
+        *CLUSTER, "--synchronization", "gradient-compression",
     ],
-    "kfac": [*CLUSTER, "--synchronization", "kfac", "--optimizer", "sgd"],
+    "kfac": [*CLUSTER, "--synchronization", "kfac"],
 }  # fmt: skip
 TENSORFLOW = {"tf-async": "async", "tf-sync": "sync"}
 

@@ -23,6 +23,14 @@ def test_settings_get_the_defaults_of_their_synchronization_and_of_no_other():
     assert all(getattr(asynchronous, name) is None for name in SETTINGS)
 
 
+def test_every_synchronization_has_an_update_rule_that_fits():
+    assert options().optimizer == "adagrad"
+    assert options(synchronization="kfac").optimizer == "momentum"
+    assert {options(synchronization=name).synchronization for name in SYNCHRONIZATIONS} == set(
+        SYNCHRONIZATIONS
+    )
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_of_another_synchronization_is_refused(name):
     flag = "--" + name.replace("_", "-")
