@@ -106,6 +106,7 @@ def _elastic(
         rho=0.0,
         synchronous=bool(options.synchronous_exchange),
         patience=patience,
+        kernel=True,
     )
     chief = replica.index == 0
     return optimizer, optimizer.make_session_run_hook(chief, replica.index, starts=False)

@@ -8,9 +8,9 @@ started   a worker has made its first step: import_s, startup_s (from launch, im
 step      a worker has come to global step `step` with batch loss `loss` (a few times a second)
 eval      the chief has evaluated: step, loss, auc, train_loss, train_auc; last: at the end
 lost      a worker was lost, and the others go on: process, how
-done      a worker has ended: reason, pushes, first_step, last_step, first_time_s, last_time_s,
-          staleness_sum (None where gradients are never stale), dropped, exchanges (of workers
-          that step alone; told by the chief)
+done      a worker has ended: reason, pushes, samples, first_step, last_step, first_time_s,
+          last_time_s, staleness_sum (None where gradients are never stale), dropped, exchanges
+          (of workers that step alone; told by the chief)
 ========  ==================================================================================
 """
 
@@ -179,7 +179,9 @@ def summary(
         stepped = [d for d in done if d["last_time_s"]]  # who came too late has made no step
         steps = max(d["last_step"] for d in stepped) - min(d["first_step"] for d in stepped)
         seconds = max(d["last_time_s"] for d in stepped) - min(d["first_time_s"] for d in stepped)
-        said = [f"{steps / seconds:.0f} steps/s"] if seconds > 0 else []
+        samples = sum(d["samples"] for d in done)
+        rates = f"{steps / seconds:.0f} steps/s ({samples / seconds:.0f} samples/s)"
+        said = [rates] if seconds > 0 else []
         ages = [d["staleness_sum"] for d in done if d["staleness_sum"] is not None]
         if ages:
             said.append(

@@ -388,11 +388,13 @@ class Worker:
 
     def _done_event(self, graph: TrainingGraph, reason: str) -> dict[str, Any]:
         first = self._first or (0, 0.0)
+        pushes = self._pushes if graph.gradients else 0
         return {
             "kind": "done",
             "process": self._process,
             "reason": reason,
-            "pushes": self._pushes if graph.gradients else 0,
+            "pushes": pushes,
+            "samples": pushes * self._options.samples_per_push,
             "first_step": first[0],
             "last_step": self._last[0],
             "first_time_s": first[1],

@@ -68,7 +68,7 @@ def test_an_asynchronous_run_says_what_it_reached_and_what_to_type_next(asynchro
     assert done.stdout.count("step 6") < 3  # the last evaluation is not shown twice
     assert "1 ps, 2 workers; logs in" in done.stdout
     assert "starting 3 processes" in done.stdout
-    assert "steps/s, mean staleness" in done.stdout
+    assert "samples/s), mean staleness" in done.stdout
     assert f"the run is in {path}" in done.stdout
     assert "deepinsight dashboard" in done.stdout
     assert "worker-1: first step" in done.stdout

@@ -5,8 +5,9 @@ import io
 from deepinsight.trainer.progress import Display, count, summary
 
 DONE = {
-    "kind": "done", "process": "worker-0", "reason": "steps", "pushes": 70, "first_step": 1,
-    "last_step": 100, "first_time_s": 0.0, "last_time_s": 9.9, "staleness_sum": 35, "dropped": None,
+    "kind": "done", "process": "worker-0", "reason": "steps", "pushes": 70, "samples": 6930,
+    "first_step": 1, "last_step": 100, "first_time_s": 0.0, "last_time_s": 9.9,
+    "staleness_sum": 35, "dropped": None,
 }  # fmt: skip
 
 
@@ -36,7 +37,7 @@ def test_the_last_evaluation_is_shown_once():
 
 
 def test_figures_of_one_worker_are_not_given_out_as_the_run_s():
-    line = "10 steps/s, mean staleness 0.50 updates over 70 pushes"
+    line = "10 steps/s (700 samples/s), mean staleness 0.50 updates over 70 pushes"
     assert line in words(DONE)[1]
     alone = words(DONE, alone=True)[1]
     assert f"{line} of this worker; the other workers' figures are in the trace" in alone
@@ -44,11 +45,11 @@ def test_figures_of_one_worker_are_not_given_out_as_the_run_s():
 
 def test_a_worker_that_came_too_late_for_a_step_counts_in_no_rate():
     late = {
-        **DONE, "process": "worker-1", "pushes": 0, "first_step": 0, "last_step": 0,
+        **DONE, "process": "worker-1", "pushes": 0, "samples": 0, "first_step": 0, "last_step": 0,
         "first_time_s": 0.0, "last_time_s": 0.0, "staleness_sum": None,
     }  # fmt: skip
     first = {**DONE, "first_time_s": 1e9, "last_time_s": 1e9 + 9.9}
-    line = "10 steps/s, mean staleness 0.50 updates over 70 pushes"
+    line = "10 steps/s (700 samples/s), mean staleness 0.50 updates over 70 pushes"
     assert line in words(first, late)[1]
 
 
@@ -81,7 +82,7 @@ def test_a_worker_that_is_done_is_not_lost():
 
 
 def test_gradients_that_are_never_stale_have_no_staleness():
-    assert "10 steps/s" in words({**DONE, "staleness_sum": None})[1]
+    assert "10 steps/s (700 samples/s)" in words({**DONE, "staleness_sum": None})[1]
 
 
 def test_a_shared_model_that_nobody_trained_is_warned_of():

@@ -24,12 +24,13 @@ def assert_state(read, expected):
         np.testing.assert_allclose(read[name], value, **CLOSE)
 
 
-@pytest.mark.parametrize(("workers", "ps"), [(2, 1), (3, 2)])
-def test_interleaved_exchanges_follow_the_rule(workers, ps):
+@pytest.mark.parametrize(("workers", "ps", "kernel"), [(2, 1, False), (3, 2, True)])
+def test_interleaved_exchanges_follow_the_rule(workers, ps, kernel):
     period, rate = 3, 0.25
     cluster = Cluster(workers, ps)
     team = [
-        Worker(cluster, i, communication_period=period, moving_rate=rate) for i in range(workers)
+        Worker(cluster, i, communication_period=period, moving_rate=rate, kernel=kernel)
+        for i in range(workers)
     ]
     generator = np.random.default_rng(0)
     center, mine = dict(START), [dict(START) for _ in team]
@@ -89,10 +90,13 @@ def test_a_local_step_sends_nothing():
     worker.close()
 
 
-def test_exchanges_at_the_same_time_conserve_what_all_hold():
+@pytest.mark.parametrize("kernel", [True, False])
+def test_exchanges_at_the_same_time_conserve_what_all_hold(kernel):
     # With a moving rate of 1 the two sides swap their values: a lost exchange would show.
     cluster = Cluster(3, ps=2)
-    team = [Worker(cluster, i, communication_period=1, moving_rate=1.0) for i in range(3)]
+    team = [
+        Worker(cluster, i, communication_period=1, moving_rate=1.0, kernel=kernel) for i in range(3)
+    ]
     generator = np.random.default_rng(1)
     values = [
         {name: generator.integers(0, 1000, value.shape) for name, value in START.items()}

@@ -65,7 +65,7 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
     hook, after the step; without the hook there is none.
 
     Asynchronous: each worker exchanges when it is there, with the centre as it is then. The servers
-    move the centre and tell the worker the same d under one lock, per variable.
+    move the centre and tell the worker the same d under a lock.
 
     Synchronous: rounds. All live workers take d from the same centre, then
     :math:`c \leftarrow c + \alpha \sum d`; a worker that is too late for a round leaves weights and
@@ -103,6 +103,9 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
             then. (In TensorFlow 1.15 they only began together, and exchanged as they came.)
         name: Name of the optimizer.
         patience: How long a round waits for workers that do not move.
+        kernel: Whether asynchronous exchanges use this project's kernel, which passes over the
+            centre once; every server process must have called
+            `deepinsight.trainer.kernels.ops` then.
 
     Attributes:
         members: Whom rounds wait for; None where there are none. It is there, as what the
@@ -150,11 +153,12 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
         name: str = "ElasticAverageOptimizer",
         *,
         patience: Patience = PATIENCE,
+        kernel: bool = False,
     ) -> None:
         super().__init__(use_locking, name)
         check_base(opt)
         check_getter(ea_custom_getter)
-        self._opt, self._getter = opt, ea_custom_getter
+        self._opt, self._getter, self._kernel = opt, ea_custom_getter, bool(kernel)
         self._num_worker = whole("num_worker", num_worker, 1)
         self._period = whole("communication_period", communication_period, 1)
         if moving_rate is None:
@@ -435,8 +439,9 @@ class ElasticAverageOptimizer(v1.train.Optimizer):
                 self._turns = self._make_rounds(ties, others)
             else:
                 self._turns = Exchange(
-                    ties, self._moving_rate, self._global_step, self._note, others
-                )
+                    ties, self._moving_rate, self._global_step, self._note, others,
+                    kernel=self._kernel,
+                )  # fmt: skip
         return self._turns
 
     def _make_rounds(self, ties: Sequence[Tie], others: Sequence[Tie]) -> Rounds:

@@ -11,6 +11,8 @@ from deepinsight.trainer.optimizers._apply import compute_dtype
 from deepinsight.trainer.optimizers.averaging.elastic_bytes import carry
 
 v1 = tf.compat.v1
+# Of a centre, the moving rate and a worker's weights: the new weights, and the squared distance.
+Pull = Callable[[tf.Variable, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 LARGE = 2**20  # bytes from which a variable travels alone: copying it would cost more
 
 
@@ -51,8 +53,8 @@ def by_devices(ties: Sequence[Tie]) -> dict[tuple[str, str], list[Tie]]:
 class Exchange:
     """Exchanges with the centre as it is, whoever else does; built in the scope without devices.
 
-    Each centre moves, and the worker learns by how much, under one lock. A session hook can use it
-    as it uses `Rounds`, where nobody waits for anybody.
+    Each centre moves, and the worker learns by how much, under one lock, so that the sum of both
+    stays what it was. A session hook can use it as it uses `Rounds`; nobody waits for anybody.
 
     Args:
         ties: The worker's variables and their centres.
@@ -60,6 +62,8 @@ class Exchange:
         global_step: Raised by one by each exchange; None: nothing is counted.
         note: Gets the norm of the distance before the exchange, a float64 scalar; makes an op.
         others: What only begins at its centre.
+        kernel: Whether the servers have this project's kernels, which lock one variable at a time
+            and pass over it once; else a server's centres are locked together.
 
     Attributes:
         leave_op: Does nothing: nobody waits for this worker.
@@ -72,9 +76,12 @@ class Exchange:
         global_step: tf.Variable | None,
         note: Callable[[tf.Tensor], tf.Operation],
         others: Sequence[Tie] = (),
+        *,
+        kernel: bool = False,
     ) -> None:
         self._join = tf.group(*fetch_centers([*ties, *others]))
-        self._exchange = _exchange(ties, moving_rate, global_step, note)
+        pull = _pull_by_kernel if kernel else _pull_composed
+        self._exchange = _exchange(ties, moving_rate, global_step, note, pull)
         self.leave_op = tf.no_op()
 
     def begin(self, session: v1.Session, *, starts: bool, patience: Patience) -> None:
@@ -96,6 +103,7 @@ def _exchange(
     moving_rate: float,
     global_step: tf.Variable | None,
     note: Callable[[tf.Tensor], tf.Operation],
+    pull: Pull,
 ) -> tf.Operation:
     done: list[tf.Operation | tf.Tensor] = []
     squares: list[tf.Tensor] = []
@@ -103,7 +111,7 @@ def _exchange(
         with tf.device(here):
             sent = [tie.weights() for tie in mine]
         with tf.device(there):
-            reply = _pull(mine, carry(sent, there, limit=LARGE), moving_rate)
+            reply = _pull(mine, carry(sent, there, limit=LARGE), moving_rate, pull)
             if global_step is not None and global_step.device == there:
                 with tf.control_dependencies(reply):
                     raised = raise_step(global_step)
@@ -121,18 +129,44 @@ def _exchange(
         return tf.group(*done, note(tf.sqrt(tf.add_n(squares))))
 
 
-def _pull(ties: Sequence[Tie], weights: Sequence[tf.Tensor], moving_rate: float) -> list[tf.Tensor]:
+def _pull(
+    ties: Sequence[Tie], weights: Sequence[tf.Tensor], moving_rate: float, pull: Pull
+) -> list[tf.Tensor]:
     """On the server: the new weights, the centres that the worker keeps, the squared distance."""
-    ops = kernels.ops()
-    pulled, squares = [], []
-    for tie, value in zip(ties, weights, strict=True):
-        rate = tf.constant(moving_rate, compute_dtype(value.dtype))
-        moved, statistics = ops.resource_apply_elastic_pull(tie.center.handle, rate, value)
-        pulled.append(moved)
-        squares.append(tf.square(statistics[0]))
-    with tf.control_dependencies(pulled):
-        centers = [tie.center.read_value() for tie in ties if tie.known is not None]
-    return [*pulled, *centers, tf.add_n(squares)]
+    arrived = [tf.identity(value) for value in weights]
+
+    def reply() -> list[tf.Tensor]:
+        pulled, squares = [], []
+        for tie, value in zip(ties, arrived, strict=True):
+            rate = tf.constant(moving_rate, compute_dtype(value.dtype))
+            moved, square = pull(tie.center, rate, value)
+            pulled.append(moved)
+            squares.append(square)
+        with tf.control_dependencies(pulled):
+            centers = [tie.center.read_value() for tie in ties if tie.known is not None]
+        return [*pulled, *centers, tf.add_n(squares)]
+
+    if pull is _pull_by_kernel:
+        return reply()
+    with tf.control_dependencies(arrived):  # nobody holds the lock while they travel
+        return list(tf.CriticalSection(shared_name=f"{ties[0].center.op.name}/lock").execute(reply))
+
+
+def _pull_by_kernel(
+    center: tf.Variable, rate: tf.Tensor, weights: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    moved, statistics = kernels.ops().resource_apply_elastic_pull(center.handle, rate, weights)
+    return moved, tf.square(statistics[0])
+
+
+def _pull_composed(
+    center: tf.Variable, rate: tf.Tensor, weights: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The same of TensorFlow's ops, under a lock of the caller."""
+    distance = tf.cast(weights, rate.dtype) - tf.cast(center.read_value(), rate.dtype)
+    step = tf.cast(rate * distance, weights.dtype)
+    with tf.control_dependencies([center.assign_add(step, use_locking=True, read_value=False)]):
+        return weights - step, tf.reduce_sum(tf.cast(tf.square(distance), tf.float64))
 
 
 def _take(ties: Sequence[Tie], arrived: Sequence[tf.Tensor]) -> list[tf.Operation]:
