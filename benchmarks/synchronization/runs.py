@@ -54,7 +54,7 @@ def own(folder: Path, arguments: list[str]) -> Timing:
         known = "staleness/global" in run.stream_names()
         staleness = run.frame("staleness/global")["value"].mean() if known else float("nan")
         train, held_out = (run.frame(f"{p}/auc")["value"].iloc[-1] for p in ("train", "eval"))
-        samples = int(run.config["samples_per_step"]) if len(workers) == 1 else BATCH_SIZE
+        samples = int(run.config["samples_per_step"])
     return Timing(*_rates(workers, samples), float(train), float(held_out), float(staleness))
 
 
@@ -86,7 +86,8 @@ def tensorflow(folder: Path, kind: str, steps: int, workers: int = 2) -> Timing:
             child.wait()
     train, held_out = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     logs = [_log(folder / f"worker-{k}.txt") for k in range(workers)]
-    return Timing(*_rates(logs, BATCH_SIZE), train, held_out, float("nan"))
+    samples = BATCH_SIZE * (workers if kind == "sync" else 1)
+    return Timing(*_rates(logs, samples), train, held_out, float("nan"))
 
 
 def _wait(folder: Path, chief: "subprocess.Popen[bytes]") -> None:
@@ -109,7 +110,7 @@ def _rates(workers: list[NDArray[np.float64]], samples: int) -> tuple[float, flo
 
     Args:
         workers: Per worker its steps' Unix times and numbers, ``[n, 2]``.
-        samples: Examples per worker and step.
+        samples: Examples per step, of all workers.
     """
     began = max(rows[0, 0] for rows in workers)
     ended = min(rows[-1, 0] for rows in workers)
@@ -118,6 +119,5 @@ def _rates(workers: list[NDArray[np.float64]], samples: int) -> tuple[float, flo
     if not ended > began or any(len(rows) < 2 for rows in inside):
         raise SystemExit("The run is too short to be timed: give more --steps.")
     numbers = np.concatenate([rows[:, 1] for rows in inside])
-    pushes = sum(len(rows) for rows in inside)
-    seconds = ended - began
-    return float(np.ptp(numbers) / seconds), float(pushes * samples / seconds)
+    rate = float(np.ptp(numbers) / (ended - began))
+    return rate, rate * samples
