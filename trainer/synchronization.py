@@ -1,17 +1,17 @@
 """Where gradients meet: what ``--synchronization`` offers, and which option belongs to which.
 
-===================  =====================================================================
-async                every push is applied at once (Downpour)
-sync                 a round waits for all workers, or for all but the backups
-drop-stale           async, but a gradient older than a bound is dropped
-bounded              async, but a worker too far ahead of the slowest waits (stale synchronous)
-softsync             the server updates after a number of gradients, weighted by staleness
-model-average        workers step alone; their models are averaged now and then
-block-momentum       the same, with momentum on the averages (BMUF)
-elastic-average      workers step alone, each tied to a centre by an elastic force (EASGD)
+====================  =====================================================================
+async                 every push is applied at once (Downpour)
+sync                  a round waits for all workers, or for all but the backups
+drop-stale            async, but a gradient older than a bound is dropped
+bounded               async, but a worker too far ahead of the slowest waits (stale synchronous)
+softsync              the server updates after a number of gradients, weighted by staleness
+model-average         workers step alone; their models are averaged now and then
+block-momentum        the same, with momentum on the averages (BMUF)
+elastic-average       workers step alone, each tied to a centre by an elastic force (EASGD)
 gradient-compression async, but only the largest gradient elements travel (DGC)
-kfac                 async, preconditioned by Kronecker factors that other workers compute
-===================  =====================================================================
+kfac                  async, preconditioned by Kronecker factors that other workers compute
+====================  =====================================================================
 """
 
 import math
