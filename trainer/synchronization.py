@@ -9,7 +9,7 @@ softsync              the server updates after a number of gradients, weighted b
 model-average         workers step alone; their models are averaged now and then
 block-momentum        the same, with momentum on the averages (BMUF)
 elastic-average       workers step alone, each tied to a centre by an elastic force (EASGD)
-gradient-compression async, but only the largest gradient elements travel (DGC)
+gradient-compression  async, but only the largest gradient elements travel (DGC)
 kfac                  async, preconditioned by Kronecker factors that other workers compute
 ====================  =====================================================================
 """
