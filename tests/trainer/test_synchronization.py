@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepinsight.trainer.command import parser
+from deepinsight.trainer.arguments import parser
 from deepinsight.trainer.errors import OptionError
 from deepinsight.trainer.options import COMPENSATED, OPTIMIZERS, Options
 from deepinsight.trainer.placement import device_of, parse_placement
